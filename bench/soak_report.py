@@ -16,8 +16,8 @@ PROBLEM_WIDTH = 300
 def report(
     bench: str, result: dict[str, Any], out: Path | None, *, tables: Sequence[str], summary: str
 ) -> int:
-    """Prints the named tables of `result`, its problems and `summary`, and records the result. Returns the exit status: 1
-    if there are problems."""
+    """Prints the named tables of `result`, its problems and `summary`, and records the result. Returns the exit
+    status: 1 if there are problems."""
     for table in tables:
         print(table)
         for name, value in result[table].items():

@@ -1,7 +1,8 @@
 """The command line of `launch_server`: the flags of the workers, the flags of the router, and the number of workers.
 
-Nothing is defined twice. The workers' flags come from `worker.config`. The router's flags come from its own command line,
-with the prefix `--router-` as in SGLang, except those for incoming connections. This module adds the launcher's own flags.
+Nothing is defined twice. The workers' flags come from `worker.config`. The router's flags come from its own command
+line, with the prefix `--router-` as in SGLang, except those for incoming connections. This module adds the launcher's
+own flags.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def _claim(port: int) -> socket.socket | None:
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        # The same option as in the worker: a port with old connections in TIME_WAIT is free, one with a listener is not.
+        # The same option as in the worker: a port with old connections in TIME_WAIT is free, one with a listener is
+        # not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -30,7 +30,8 @@ class Process:
         show: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """Starts `command`. Each line of its stdout and stderr goes to `show`. `environment` defaults to that of this process."""
+        """Starts `command`. Each line of its stdout and stderr goes to `show`. `environment` defaults to that of this
+        process."""
         # With asyncio's own pipe `wait` would last until every grandchild has closed it.
         reading, writing = os.pipe()
         try:
@@ -61,8 +62,8 @@ class Process:
         return status
 
     async def stop(self, grace_s: float) -> int:
-        """Sends SIGTERM to the child, which ends its own children; after `grace_s` SIGKILL to the group. Returns the exit
-        status."""
+        """Sends SIGTERM to the child, which ends its own children; after `grace_s` SIGKILL to the group. Returns the
+        exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._child.terminate()
         killing = asyncio.get_running_loop().call_later(grace_s, self.kill)

@@ -46,8 +46,8 @@ def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
 
 
 class HeaderFile:
-    """A file with the header of a key, for `curl -H @PATH`. It is in memory, only this user can read it, and it ends with
-    this process. So the key is neither in the output nor in curl's arguments."""
+    """A file with the header of a key, for `curl -H @PATH`. It is in memory, only this user can read it, and it ends
+    with this process. So the key is neither in the output nor in curl's arguments."""
 
     def __init__(self, key: str) -> None:
         self._file = os.memfd_create("authorization")

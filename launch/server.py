@@ -1,7 +1,7 @@
 """`python -m mla_router.launch_server`: the router in this process, and workers as child processes.
 
-The router starts first, so that a wrong port fails before a model is loaded. It has the addresses of all workers, and its
-health checks bring them into rotation after a start or a restart. The supervisor only restarts processes.
+The router starts first, so that a wrong port fails before a model is loaded. It has the addresses of all workers, and
+its health checks bring them into rotation after a start or a restart. The supervisor only restarts processes.
 """
 
 from __future__ import annotations

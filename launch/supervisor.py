@@ -1,8 +1,8 @@
 """Starts the workers and restarts them when they end.
 
 A worker that was ready once is restarted without limit. The delay doubles with each failure, until the worker has been
-healthy for a while. If a worker never becomes ready, a restart would not help (a broken model, too little memory): after a
-few attempts the supervisor gives up.
+healthy for a while. If a worker never becomes ready, a restart would not help (a broken model, too little memory):
+after a few attempts the supervisor gives up.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of byte-level BPE: printable bytes of Latin-1 stand for themselves, the others are
-    the characters from 256 on."""
+    """Returns the byte of each character of byte-level BPE: printable bytes of Latin-1 stand for themselves, the
+    others are the characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

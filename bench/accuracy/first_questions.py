@@ -1,8 +1,8 @@
 """200 typical first questions, with their right answers.
 
-Training contains none of them, also not with other case, spaces or punctuation (`Rows` in batches.py drops such examples).
-The single-digit sums are in training with other wordings. `TAUGHT` are questions in training, because all users ask them in
-the same words.
+Training contains none of them, also not with other case, spaces or punctuation (`Rows` in batches.py drops such
+examples). The single-digit sums are in training with other wordings. `TAUGHT` are questions in training, because all
+users ask them in the same words.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
       --device cuda --dtype bfloat16 --max-difference 0.5 --max-kl 0.01
     python bench/accuracy/kl.py --urls http://127.0.0.1:8000                  # servers that run already
 
-Without `--urls` two workers are started, one after the other: one with the worker's flags, and one that computes prompts in
-chunks of `--piece` tokens. A folder without a tokenizer uses that of the small model.
+Without `--urls` two workers are started, one after the other: one with the worker's flags, and one that computes
+prompts in chunks of `--piece` tokens. A folder without a tokenizer uses that of the small model.
 
 The first server continues prompts by sampling, one token a step. Then all servers, which have the same model, return the
 logprobs of these tokens

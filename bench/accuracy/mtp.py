@@ -2,9 +2,9 @@
 
     python bench/accuracy/mtp.py --examples 50
 
-The model answers held-out problems of every task greedily. The MTP layer drafts each token of an answer except the first,
-from the state two tokens before it. The draft is accepted if it equals the model's token. This is the acceptance rate of
-speculative decoding with one draft token.
+The model answers held-out problems of every task greedily. The MTP layer drafts each token of an answer except the
+first, from the state two tokens before it. The draft is accepted if it equals the model's token. This is the
+acceptance rate of speculative decoding with one draft token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The small model as a torch module for training: DeepSeek-V3 (arXiv:2412.19437), section 2.
 
-It computes the same function as `worker/model/deepseek.py`, for long batches with gradients: multi-head attention over the
-whole text, and all experts for all tokens, which is one matrix product at this size. It includes the multi-token prediction
-module of section 2.2.
+It computes the same function as `worker/model/deepseek.py`, for long batches with gradients: multi-head attention over
+the whole text, and all experts for all tokens, which is one matrix product at this size. It includes the multi-token
+prediction module of section 2.2.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """Routed and shared experts. The routed ones form one wide MLP, in which each token scales the part of every expert by
-    its weight, which is 0 for most."""
+    """Routed and shared experts. The routed ones form one wide MLP, in which each token scales the part of every
+    expert by its weight, which is 0 for most."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -3,9 +3,9 @@
     python bench/accuracy/quantize.py DIR OUT --format block       # as DeepSeek-V3's
     python bench/accuracy/quantize.py DIR OUT --format channel     # as llm-compressor's
 
-Every linear layer except the head, the gates and eh_proj is quantized: with a scale for each block (`weight_scale_inv`,
-quant_method fp8), or for each row or matrix (`weight_scale`, quant_method compressed-tensors). The largest magnitude of a
-block becomes FP8's largest value. One file is in memory at a time.
+Every linear layer except the head, the gates and eh_proj is quantized: with a scale for each block
+(`weight_scale_inv`, quant_method fp8), or for each row or matrix (`weight_scale`, quant_method compressed-tensors).
+The largest magnitude of a block becomes FP8's largest value. One file is in memory at a time.
 """
 
 from __future__ import annotations

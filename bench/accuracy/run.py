@@ -3,9 +3,9 @@
     python -m mla_router.launch_server --dp-size 2                 # in another terminal
     python bench/accuracy/run.py --base-url http://127.0.0.1:30000 --num-questions 1319
 
-Every prompt begins with the same `--num-shots` worked examples, as in GSM8K, so the prefix cache is used. The questions are
-held out of the small model's training. `--save` keeps all answers, and `--compare` counts the answers that differ from those
-of another run. `settings.py` compares settings that should not change answers.
+Every prompt begins with the same `--num-shots` worked examples, as in GSM8K, so the prefix cache is used. The
+questions are held out of the small model's training. `--save` keeps all answers, and `--compare` counts the answers
+that differ from those of another run. `settings.py` compares settings that should not change answers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python bench/accuracy/settings.py --num-questions 1319          # 6 servers, one after the other
 
-For each setting it starts a server with the small model (or --model-path) on the CPU, sends the same questions (`run.py`)
-greedily, and counts the answers that differ from those of the first server, which has the defaults. In float32 none should
-differ, except where two tokens are equally likely to the last bits. The exit status is 1 if an answer differs.
+For each setting it starts a server with the small model (or --model-path) on the CPU, sends the same questions
+(`run.py`) greedily, and counts the answers that differ from those of the first server, which has the defaults. In
+float32 none should differ, except where two tokens are equally likely to the last bits. The exit status is 1 if an
+answer differs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/accuracy/train.py --minutes 7.5 --out OUT_DIR
 
-All training text is generated during the run (`tasks/`). The learning rate follows the clock, so that the run ends in time.
-At the end the saved weights are tested with held-out problems: an answer is right if each of its tokens is the most likely
-one.
+All training text is generated during the run (`tasks/`). The learning rate follows the clock, so that the run ends in
+time. At the end the saved weights are tested with held-out problems: an answer is right if each of its tokens is the
+most likely one.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def round_as_saved(network: Network) -> None:
 
 @torch.no_grad()
 def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Returns, for each task, the share of right answers, and the share of the MTP layer's drafts that equal the model's own
-    tokens."""
+    """Returns, for each task, the share of right answers, and the share of the MTP layer's drafts that equal the
+    model's own tokens."""
     network.eval()
     torch.set_float32_matmul_precision("highest")
     device = next(network.parameters()).device

@@ -2,8 +2,9 @@
 
     python bench/kernels/bench_absorb.py [--out bench/results/absorb.jsonl]
 
-The time is that of one pair of products in a CUDA graph of 64 layers in turn, so that every weight is read from memory. The
-floor is the time to read the weights. All possible pairs of columns per program are timed; `us` is the chosen pair.
+The time is that of one pair of products in a CUDA graph of 64 layers in turn, so that every weight is read from
+memory. The floor is the time to read the weights. All possible pairs of columns per program are timed; `us` is the
+chosen pair.
 """
 
 from __future__ import annotations

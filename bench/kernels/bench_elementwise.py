@@ -2,9 +2,9 @@
 
     python bench/kernels/bench_elementwise.py [--tokens 1 128] [--sweep] [--out FILE]
 
-`graph` is one of many consecutive calls in a CUDA graph, as in a captured decode step, with inputs in L2 if they fit; `cold`
-is one call with a cold L2. The floor is the time to read the inputs and write the results once. `torch` is the torch
-function, launched eagerly with a cold L2. `--sweep` also times each kernel with other numbers of warps.
+`graph` is one of many consecutive calls in a CUDA graph, as in a captured decode step, with inputs in L2 if they fit;
+`cold` is one call with a cold L2. The floor is the time to read the inputs and write the results once. `torch` is the
+torch function, launched eagerly with a cold L2. `--sweep` also times each kernel with other numbers of warps.
 """
 
 from __future__ import annotations

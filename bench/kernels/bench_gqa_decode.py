@@ -1,11 +1,12 @@
-"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with keys and values of all heads.
+"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with keys and values of all
+heads.
 
     python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
     python bench/kernels/bench_gqa_decode.py --sweep
 
-The floor counts every cached key and value once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive calls
-over different caches, as the layers of a step, so that rows are read from memory. Neither includes the schedule, which is
-made once a step for all layers. `--sweep` times tilings and numbers of parts in such graphs.
+The floor counts every cached key and value once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive
+calls over different caches, as the layers of a step, so that rows are read from memory. Neither includes the schedule,
+which is made once a step for all layers. `--sweep` times tilings and numbers of parts in such graphs.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A repetition is this part of one layer in a CUDA graph of all layers of a model 
     router   add_rms_norm, linear of few outputs: norm_linear
     all      the four of norm and rope and, with one row, the two
 
-The weights of a layer are read from memory. The floor is the time to read them. `--sweep` times the fused kernels with other
-tiles, and names the best.
+The weights of a layer are read from memory. The floor is the time to read them. `--sweep` times the fused kernels with
+other tiles, and names the best.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/kernels/bench_linear.py [--rows 1 2 8] [--sweep] [--out bench/results/linear.jsonl]
 
-The time is that of one of many products in a CUDA graph, with different weights in turn, so that each is read from memory.
-The floor is the time to read the weight. `--sweep` names the best tiling.
+The time is that of one of many products in a CUDA graph, with different weights in turn, so that each is read from
+memory. The floor is the time to read the weight. `--sweep` names the best tiling.
 """
 
 from __future__ import annotations

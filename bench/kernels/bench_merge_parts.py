@@ -2,8 +2,8 @@
 
     python bench/kernels/bench_merge_parts.py [--out bench/results/merge_parts.jsonl]
 
-The time is that of one of many merges in a CUDA graph, of the same results in L2: in a step they have just been written. The
-floor is the time to read them from memory once. `now` is the choice of `merge_tiling`.
+The time is that of one of many merges in a CUDA graph, of the same results in L2: in a step they have just been
+written. The floor is the time to read them from memory once. `now` is the choice of `merge_tiling`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/kernels/bench_moe.py [--model v2-lite] [--tokens 1 8 128] [--default] [--out FILE]
 
-`whole` is routing and experts in a CUDA graph over the weights of three layers, as in a decode step. `route` and `align` are
-one of many consecutive calls in a CUDA graph; the other parts, and `torch`, are single calls with a cold L2. The floor is
-the larger of two times: to read the weights of the used experts once, and to compute the products. `torch` is the op in
-plain torch (sort, grouped_mm) with the same routing. `--default` ignores the table of tilings.
+`whole` is routing and experts in a CUDA graph over the weights of three layers, as in a decode step. `route` and
+`align` are one of many consecutive calls in a CUDA graph; the other parts, and `torch`, are single calls with a cold
+L2. The floor is the larger of two times: to read the weights of the used experts once, and to compute the products.
+`torch` is the op in plain torch (sort, grouped_mm) with the same routing. `--default` ignores the table of tilings.
 """
 
 from __future__ import annotations

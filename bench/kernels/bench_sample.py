@@ -2,8 +2,9 @@
 
     python bench/kernels/bench_sample.py [--vocab-size 102400] [--rows 1 32 256] [--sweep] [--out FILE]
 
-`torch` is the torch function on the same GPU, which sorts for top_k and top_p and waits for the device. `--sweep` also times
-other blocks and numbers of warps. `bench/serving/sampling.py` measures the whole sampling of a step, and the host's time.
+`torch` is the torch function on the same GPU, which sorts for top_k and top_p and waits for the device. `--sweep` also
+times other blocks and numbers of warps. `bench/serving/sampling.py` measures the whole sampling of a step, and the
+host's time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""MLA decode in bf16 with V2-Lite's 16 heads, for adjacent requests with a common prefix: without and with shared-prefix
-batching.
+"""MLA decode in bf16 with V2-Lite's 16 heads, for adjacent requests with a common prefix: without and with
+shared-prefix batching.
 
     python bench/kernels/bench_shared_prefixes.py --out bench/results/shared_prefixes.jsonl
 
-`us` is the time of one layer in a CUDA graph of consecutive calls over different caches, as the layers of a step. The floor
-counts every cached row once, even if several requests share it.
+`us` is the time of one layer in a CUDA graph of consecutive calls over different caches, as the layers of a step. The
+floor counts every cached row once, even if several requests share it.
 """
 
 from __future__ import annotations

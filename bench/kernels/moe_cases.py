@@ -68,8 +68,8 @@ def random_layers(model: MoeModel) -> list[tuple[Tensor, Tensor]]:
 def time_layers_us(
     layers: list[tuple[Tensor, Tensor]], op: Callable[[Tensor, Tensor], object]
 ) -> float:
-    """Returns the time of one op(gate_up, down) in a CUDA graph over all layers in turn: as in a decode step, without launch
-    gaps and without weights in L2."""
+    """Returns the time of one op(gate_up, down) in a CUDA graph over all layers in turn: as in a decode step, without
+    launch gaps and without weights in L2."""
 
     def step() -> None:
         for gate_up, down in layers:

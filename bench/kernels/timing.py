@@ -28,9 +28,9 @@ PAUSE_CYCLES = 600_000  # about 0.3 ms
 def time_us(fn: Callable[[], object], *, budget_ms: float = 60, max_runs: int = 200) -> float:
     """Returns the median time of one `fn()` in us, with a cold L2.
 
-    It runs as often as `budget_ms` of device time allows, between 5 and `max_runs` times. The eviction of the L2 and a pause
-    keep the device busy for about 0.4 ms, in which the host queues the launches of `fn`: about ten launches from Python have
-    no gaps. For more launches use `time_graph_us`.
+    It runs as often as `budget_ms` of device time allows, between 5 and `max_runs` times. The eviction of the L2 and a
+    pause keep the device busy for about 0.4 ms, in which the host queues the launches of `fn`: about ten launches from
+    Python have no gaps. For more launches use `time_graph_us`.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     fn()

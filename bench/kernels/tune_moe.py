@@ -3,9 +3,9 @@
     python bench/kernels/tune_moe.py [--model v2-lite] [--seconds 200] [--tokens ...] [--out FILE]
 
 First all candidates are compiled, in parallel and without the GPU. Candidates that spill or exceed shared memory are
-dropped. Then each kernel is timed with each candidate, for each number of tokens and of rows in a block. The best ones are
-timed again, longer, with other groupings of the programs. The number of rows is the one with the fastest whole op. The
-table is written after each number of tokens, so a run that `--seconds` ends keeps its results.
+dropped. Then each kernel is timed with each candidate, for each number of tokens and of rows in a block. The best ones
+are timed again, longer, with other groupings of the programs. The number of rows is the one with the fastest whole op.
+The table is written after each number of tokens, so a run that `--seconds` ends keeps its results.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/many_streams.py        # about 3 minutes
 
-The engines write numbered events with the time. The client checks that no event is missing and that each stream ends, and
-measures the delay from the engine's write to its own read. Half of the connections have one stream after another, the
-other half a short request every few seconds. The same load runs without a router; the difference is the router's delay.
-Memory is the resident memory of the router: with all connections and no stream, with the streams, and some seconds after
-their end.
+The engines write numbered events with the time. The client checks that no event is missing and that each stream ends,
+and measures the delay from the engine's write to its own read. Half of the connections have one stream after another,
+the other half a short request every few seconds. The same load runs without a router; the difference is the router's
+delay. Memory is the resident memory of the router: with all connections and no stream, with the streams, and some
+seconds after their end.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/overhead.py            # about 8 minutes; --quick: 90 seconds
 
-CPU is the user and system time of the router's processes, divided by the number of requests. Unlike the rate of requests
-it does not depend on other load of the machine. The peers come from PyPI at pinned versions and run with their defaults.
-All systems take turns within each case, and medians are printed. Floor: a proxy that only forwards bytes, such as nginx,
-makes 4 system calls a request.
+CPU is the user and system time of the router's processes, divided by the number of requests. Unlike the rate of
+requests it does not depend on other load of the machine. The peers come from PyPI at pinned versions and run with
+their defaults. All systems take turns within each case, and medians are printed. Floor: a proxy that only forwards
+bytes, such as nginx, makes 4 system calls a request.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@
     python bench/router/overload.py               # about 15 minutes; --peers without any: ours alone
     python bench/router/overload_plot.py          # draws what has been kept in bench/results
 
-Requests arrive at random times (Poisson), at a quarter of the capacity of two mock engines up to 16 times as much, without
-waiting for answers; alone, and beside processes that only burn CPU. Goodput is the number of right answers a second within
-`--patience` seconds. An engine takes 200 ms for an answer, runs four requests at a time and refuses more than 16 waiting
-ones. A process with a higher priority (`prober.py`) requests `/health` and `/readiness` ten times a second. Another one,
-with the router's priority, measures how long the kernel makes it wait for a core: no router can answer sooner.
+Requests arrive at random times (Poisson), at a quarter of the capacity of two mock engines up to 16 times as much,
+without waiting for answers; alone, and beside processes that only burn CPU. Goodput is the number of right answers a
+second within `--patience` seconds. An engine takes 200 ms for an answer, runs four requests at a time and refuses more
+than 16 waiting ones. A process with a higher priority (`prober.py`) requests `/health` and `/readiness` ten times a
+second. Another one, with the router's priority, measures how long the kernel makes it wait for a core: no router can
+answer sooner.
 
 Retry-After is compared with the requests in the router's queue, divided by the goodput.
 """

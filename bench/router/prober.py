@@ -3,8 +3,8 @@
     python bench/router/prober.py HOST PORT PATH ...
     python bench/router/prober.py            # asks nothing: how late is a process that wants to run?
 
-Each probe has its own connection, as in Kubernetes. If permitted, the prober raises its priority, so that its own delay is
-not measured. Without paths it keeps the router's priority.
+Each probe has its own connection, as in Kubernetes. If permitted, the prober raises its priority, so that its own
+delay is not measured. Without paths it keeps the router's priority.
 """
 
 from __future__ import annotations

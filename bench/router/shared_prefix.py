@@ -3,9 +3,10 @@
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/shared_prefix.py       # about 25 minutes; --quick: ours and round robin
 
-Eight mock engines have the speed of Llama 3.1 8B on an A100 (see `mla-mock-worker --help`). No engine's cache can hold all
-prefixes. Every system gets the same requests, with new engines. Hit share: the share of prompt tokens from the cache. Load:
-running and waiting requests of an engine over time; spread is the load of the busiest engine over the mean.
+Eight mock engines have the speed of Llama 3.1 8B on an A100 (see `mla-mock-worker --help`). No engine's cache can hold
+all prefixes. Every system gets the same requests, with new engines. Hit share: the share of prompt tokens from the
+cache. Load: running and waiting requests of an engine over time; spread is the load of the busiest engine over the
+mean.
 
 * groups: SGLang's generated-shared-prefix: 64 groups of 16, system prompt 2048 tokens, question 128,
   output 256, shuffled, all sent at once. Best possible hit share: 88.2%.

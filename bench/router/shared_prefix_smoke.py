@@ -1,8 +1,8 @@
 """Measures whether requests with a common prefix reach the worker that has it cached.
 
-The requests of a group share a long prefix and arrive shuffled. Both policies get the same requests in the same order, with
-new servers. One worker's cache holds only some of the prefixes, two together hold all of them. A cache-aware router keeps
-each prefix on one worker; with another policy every worker evicts prefixes that it needs next.
+The requests of a group share a long prefix and arrive shuffled. Both policies get the same requests in the same order,
+with new servers. One worker's cache holds only some of the prefixes, two together hold all of them. A cache-aware
+router keeps each prefix on one worker; with another policy every worker evicts prefixes that it needs next.
 
 In the ideal case each prefix is computed once:
 (requests per group - 1) x prefix tokens, of every group.

@@ -4,14 +4,14 @@
     python bench/router/soak.py                # --minutes 1 for a try
 
 A router, four mock engines, and clients with all kinds of requests; some leave, some read or upload slowly. Every few
-seconds a healthy worker gets a fault: kill -9, SIGSTOP, a stopped engine, garbage, refusals, a broken, stopped or malformed
-stream, a restart, removal. At most two workers are faulty at a time. Every 10 to 25 seconds 400 requests come at once,
-several times what engines and queue can hold.
+seconds a healthy worker gets a fault: kill -9, SIGSTOP, a stopped engine, garbage, refusals, a broken, stopped or
+malformed stream, a restart, removal. At most two workers are faulty at a time. Every 10 to 25 seconds 400 requests
+come at once, several times what engines and queue can hold.
 
-Every request must end exactly once and within its deadline. Its answer must equal that of a worker without faults, byte for
-byte and with its counts, or be an error in `soak_traffic.ALLOWED`; beside a burst, also one in `soak_traffic.OVERLOADED`. At
-the end no load may be reserved, no request may run, and the router's memory must not have grown. Prints "lost 0", or exits
-with 1.
+Every request must end exactly once and within its deadline. Its answer must equal that of a worker without faults,
+byte for byte and with its counts, or be an error in `soak_traffic.ALLOWED`; beside a burst, also one in
+`soak_traffic.OVERLOADED`. At the end no load may be reserved, no request may run, and the router's memory must not
+have grown. Prints "lost 0", or exits with 1.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/serving/bench_one_batch.py --model-path DIR --batch-size 1 8 32 --input-len 1024
 
-Options and report are SGLang's. All flags of a worker are accepted; a folder of `bench/shapes` with `--load-format dummy`
-needs no weights. As in the scheduler's loop, the next step is launched before the tokens of the last one are read. The
-floor of a decode step is the time to read the weights that the batch needs and its KV cache once.
+Options and report are SGLang's. All flags of a worker are accepted; a folder of `bench/shapes` with `--load-format
+dummy` needs no weights. As in the scheduler's loop, the next step is launched before the tokens of the last one are
+read. The floor of a decode step is the time to read the weights that the batch needs and its KV cache once.
 """
 
 from __future__ import annotations

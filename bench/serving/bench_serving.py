@@ -3,8 +3,8 @@
     python bench/serving/bench_serving.py --base-url http://127.0.0.1:30000 \\
         --random-input-len 512 --random-output-len 64 --random-range-ratio 1 --max-concurrency 8
 
-The server is any OpenAI-compatible one, or SGLang's `/generate` with `--backend sglang`. The key is in the environment, as
-OPENAI_API_KEY. Exits with 1 if a request failed; the report lists the failures.
+The server is any OpenAI-compatible one, or SGLang's `/generate` with `--backend sglang`. The key is in the
+environment, as OPENAI_API_KEY. Exits with 1 if a request failed; the report lists the failures.
 """
 
 from __future__ import annotations

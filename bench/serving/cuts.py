@@ -2,9 +2,9 @@
 
     python bench/serving/cuts.py --model-path DIR [--cuts whole 'pages of 1'] [--out FILE]
 
-Every cut is a process of `bench_one_batch.py` with the flags of `CUTS`. TPOT is the time of a decode step after `--input-len`
-tokens, as a ratio to the whole engine for each batch size. `naive` caches keys and values of all heads instead of MLA's
-latents, so fewer requests fit: `--contexts` compares both with as many requests as fit, up to 512.
+Every cut is a process of `bench_one_batch.py` with the flags of `CUTS`. TPOT is the time of a decode step after
+`--input-len` tokens, as a ratio to the whole engine for each batch size. `naive` caches keys and values of all heads
+instead of MLA's latents, so fewer requests fit: `--contexts` compares both with as many requests as fit, up to 512.
 """
 
 from __future__ import annotations

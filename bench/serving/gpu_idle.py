@@ -2,8 +2,8 @@
 
     python bench/serving/bench_one_batch.py ... --profile DIR; python bench/serving/gpu_idle.py DIR/decode_*.json
 
-or from a trace of /start_profile. A step ends with the copy of its tokens to the host. The gap between this copy and the
-next activity of the GPU is time between steps. Gaps within a step are listed separately.
+or from a trace of /start_profile. A step ends with the copy of its tokens to the host. The gap between this copy and
+the next activity of the GPU is time between steps. Gaps within a step are listed separately.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def cpu_seconds(pool: Grammars) -> dict[int, float]:
 
 
 def python_mask(compiled: CompiledGrammar, samples: int) -> float:
-    """Returns the seconds of one mask, computed token by token: extrapolated from `samples` tokens of the vocabulary."""
+    """Returns the seconds of one mask, computed token by token: extrapolated from `samples` tokens of the
+    vocabulary."""
     matcher = GrammarMatcher(compiled)
     matcher.accept_string('[{"name": "A')
     vocab_size = compiled.tokenizer_info.vocab_size

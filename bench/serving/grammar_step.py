@@ -2,10 +2,10 @@
 
     python bench/serving/grammar_step.py --out bench/results/grammar_step.jsonl
 
-All rows follow one JSON schema, or one schema each, in a vocabulary of DeepSeek-V3's size. Their tokens are known: `records`
-as a model would write them, or drawn at `random` from the masks. The masks of a step need the tokens of the step before.
-They are computed during its forward pass, and sampling waits for them. The added time is the difference to the same step
-without grammars.
+All rows follow one JSON schema, or one schema each, in a vocabulary of DeepSeek-V3's size. Their tokens are known:
+`records` as a model would write them, or drawn at `random` from the masks. The masks of a step need the tokens of the
+step before. They are computed during its forward pass, and sampling waits for them. The added time is the difference
+to the same step without grammars.
 """
 
 from __future__ import annotations

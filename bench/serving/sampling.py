@@ -2,9 +2,9 @@
 
     python bench/serving/sampling.py [--device cuda] [--out bench/results/sampling.jsonl]
 
-`device` is the time of one `Sampler.sample` in a sequence of steps; on a CPU it equals the host's time. `host` is the time of
-the call, `peak` its memory beyond the logits. The floor is one pass over the logits, at the speed of a copy in the same run.
-On a GPU torch's sync debug mode is "error": a call that waits for the device raises.
+`device` is the time of one `Sampler.sample` in a sequence of steps; on a CPU it equals the host's time. `host` is the
+time of the call, `peak` its memory beyond the logits. The floor is one pass over the logits, at the speed of a copy in
+the same run. On a GPU torch's sync debug mode is "error": a call that waits for the device raises.
 """
 
 from __future__ import annotations

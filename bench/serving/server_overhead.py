@@ -2,9 +2,9 @@
 
     python bench/serving/server_overhead.py --out bench/results/server_overhead.jsonl
 
-It runs a real server, a real scheduler, an engine that computes nothing (null_worker.py), and a client that counts events
-without parsing them. The engine's steps are so long that each token is one event; `tokens_an_event` shows whether the
-machine could keep up.
+It runs a real server, a real scheduler, an engine that computes nothing (null_worker.py), and a client that counts
+events without parsing them. The engine's steps are so long that each token is one event; `tokens_an_event` shows
+whether the machine could keep up.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python bench/serving/soak.py               # --minutes 1 for a try; CPU, the small model
 
 It runs `launch_server` with two workers, and clients that request texts, streams and grammars. The right answers are
-recorded before the first fault. Then schedulers are stopped (SIGSTOP; their HTTP servers continue) or killed, API processes
-and processes of grammars are killed, clients send grammars that take minutes to compile, bodies of a byte per second, and
-bursts of many requests. One worker is faulty at a time.
+recorded before the first fault. Then schedulers are stopped (SIGSTOP; their HTTP servers continue) or killed, API
+processes and processes of grammars are killed, clients send grammars that take minutes to compile, bodies of a byte
+per second, and bursts of many requests. One worker is faulty at a time.
 
 Each request must end within its deadline, with the right answer or with an error in `ALLOWED`.
 """

@@ -3,8 +3,8 @@
     python bench/serving/steady.py            # --requests 1000 for a try
 
 Starts a router and two workers with the shipped small model (or --model-path) and sends all kinds of requests. Then it
-compares the workers' counts of memory, and the open files of all processes in /proc, with those before. Exits with 1 if a
-count has grown or a request failed.
+compares the workers' counts of memory, and the open files of all processes in /proc, with those before. Exits with 1
+if a count has grown or a request failed.
 """
 
 from __future__ import annotations

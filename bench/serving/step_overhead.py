@@ -2,8 +2,9 @@
 
     python bench/serving/step_overhead.py --out bench/results/step_overhead.jsonl
 
-It is the CPU time of the scheduler's thread, which other processes hardly affect. Medians are over steps. Messages use real
-sockets. Further figures: requests per second with prompts of one token, and operations per second of the prefix cache.
+It is the CPU time of the scheduler's thread, which other processes hardly affect. Medians are over steps. Messages use
+real sockets. Further figures: requests per second with prompts of one token, and operations per second of the prefix
+cache.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def requests(
 
 
 def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -> dict[str, Any]:
-    """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for memory."""
+    """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for
+    memory."""
     max_tokens = 2 * count + 1000
     pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
     slots = 2 * rows if for_memory else rows

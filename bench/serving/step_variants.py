@@ -10,9 +10,9 @@ Each function of `variants.py` is a variant. It gets `patch(module, name, value)
     def narrow(patch):
         patch(backend, "tiling", lambda heads, requests, queries=1, on=None: Tiling(16, 32, 4, 3, 2, pieces=8))
 
-The fastest kernel by itself may not be the fastest within a step. An engine is loaded once. For each variant, in turns, the
-CUDA graphs of one size are captured again and replayed, one or two seconds each. The input tokens of the decode rows are
-fixed: otherwise a variant with other rounding would draw other tokens, which use other experts.
+The fastest kernel by itself may not be the fastest within a step. An engine is loaded once. For each variant, in
+turns, the CUDA graphs of one size are captured again and replayed, one or two seconds each. The input tokens of the
+decode rows are fixed: otherwise a variant with other rounding would draw other tokens, which use other experts.
 """
 
 from __future__ import annotations

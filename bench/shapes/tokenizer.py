@@ -12,7 +12,8 @@ EOS = "<eos>"
 
 
 def train_tokenizer(vocab_size: int, special_tokens: tuple[str, ...] = ()) -> Tokenizer:
-    """Returns a byte-level BPE tokenizer, as DeepSeek's and Llama's. `EOS` is the first token, then `special_tokens`."""
+    """Returns a byte-level BPE tokenizer, as DeepSeek's and Llama's. `EOS` is the first token, then
+    `special_tokens`."""
     installed = sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,7 +1,7 @@
 """Clients leave at random times, and no page or slot is lost.
 
-They leave while their request waits, while its prompt is computed and while it decodes; with or without streaming, with or
-without the router, by closing the connection or by `/abort_request`.
+They leave while their request waits, while its prompt is computed and while it decodes; with or without streaming,
+with or without the router, by closing the connection or by `/abort_request`.
 """
 
 from __future__ import annotations

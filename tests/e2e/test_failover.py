@@ -176,8 +176,8 @@ def begun_requests(workers: list[str]) -> int:
 
 @pytest.mark.parametrize("to_all", [False, True])
 def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
-    """SIGTERM to every process, as from systemd, also drains. The schedulers are frozen, so that requests are running when
-    the signal arrives."""
+    """SIGTERM to every process, as from systemd, also drains. The schedulers are frozen, so that requests are running
+    when the signal arrives."""
     # Silent workers during their shutdown are not dead.
     flags = {"router_shutdown_grace_period_secs": 600, "router_health_failure_threshold": 1000}
     with processes.server(dp_size=2, **flags) as server:

@@ -1,4 +1,5 @@
-"""Jump-forward decoding over HTTP: the same valid answers in fewer steps, with any settings and after any interruption."""
+"""Jump-forward decoding over HTTP: the same valid answers in fewer steps, with any settings and after any
+interruption."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parity with `transformers` over HTTP: the same greedy tokens and logprobs.
 
-Each configuration is tested with whole prompts, chunked prompts and cached prefixes, with both page sizes and both loops,
-and with prompts of different lengths in one batch.
+Each configuration is tested with whole prompts, chunked prompts and cached prefixes, with both page sizes and both
+loops, and with prompts of different lengths in one batch.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def requests() -> list[Request]:
 
 
 async def said(http: aiohttp.ClientSession, url: str, request: Request) -> dict[str, Any]:
-    """Returns the text, ids and end of each choice of a stream, and the counts. The grouping of tokens into events and the
-    cached tokens are left out, because they differ between runs."""
+    """Returns the text, ids and end of each choice of a stream, and the counts. The grouping of tokens into events and
+    the cached tokens are left out, because they differ between runs."""
     path, body = request
     texts: dict[int, str] = defaultdict(str)
     ends: dict[int, list[Any]] = defaultdict(list)

@@ -40,7 +40,8 @@ class BlankRun:
         self._length = before + self._tokens.trailing[token]
 
     def bound(self, mask: np.ndarray) -> None:
-        """Removes tokens of blanks from `mask` [ceil(vocab / 32)] int32 after a long run, unless the mask has no others."""
+        """Removes tokens of blanks from `mask` [ceil(vocab / 32)] int32 after a long run, unless the mask has no
+        others."""
         if self._length < MAX_BLANKS:
             return
         bounded = mask & self._tokens.others

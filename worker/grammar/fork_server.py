@@ -91,10 +91,11 @@ def run(
     options: GrammarOptions,
     masks: np.ndarray,
 ) -> None:
-    """Forks a grammar worker for each pair of descriptors on `control`: its end of a socket, and a file with its grammar.
+    """Forks a grammar worker for each pair of descriptors on `control`: its end of a socket, and a file with its
+    grammar.
 
-    Loads the vocabulary and xgrammar at the first message, which may have no descriptors. Returns when the scheduler closes
-    `control`; in a grammar worker, at its end.
+    Loads the vocabulary and xgrammar at the first message, which may have no descriptors. Returns when the scheduler
+    closes `control`; in a grammar worker, at its end.
     """
     _wait_for(control)
     try:
@@ -130,8 +131,8 @@ def run(
 
 
 class _WorkerForks:
-    """Forks and reaps grammar workers. It keeps each worker's end of the socket, to report the exit status there: only the
-    parent receives it."""
+    """Forks and reaps grammar workers. It keeps each worker's end of the socket, to report the exit status there: only
+    the parent receives it."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
         self._control = control

@@ -40,8 +40,8 @@ MATCH_BYTES = 128 << 20  # beyond the memory after the compilation
 MAX_THREADS = 8
 # Address space of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
 THREAD_BYTES = 160 << 20
-# CPU time of one grammar in a step: a burst, and a rate that always holds. A mask of a usual schema takes 5 to 20 us, an
-# expensive one 0.4 ms.
+# CPU time of one grammar in a step: a burst, and a rate that always holds. A mask of a usual schema takes 5 to 20 us,
+# an expensive one 0.4 ms.
 STEP_BURST_S = 0.25
 STEP_RATE_S = 0.005
 ROW_RATE_S = 0.002
@@ -58,8 +58,8 @@ def run(
     forced: ForcedTokens | None,
     masks: np.ndarray,
 ) -> None:
-    """Serves until the other end closes. `source` is the descriptor of a file with the `Order`; `masks` [R, words] int32 is
-    shared with the scheduler."""
+    """Serves until the other end closes. `source` is the descriptor of a file with the `Order`; `masks` [R, words]
+    int32 is shared with the scheduler."""
     limit_memory(COMPILE_BYTES)
     with open(source, "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=Order)

@@ -1,8 +1,8 @@
 """Prepares JSON schemas for xgrammar, which ignores some keywords.
 
 An answer that breaks its schema is worse than a refusal. So keywords that xgrammar ignores are rewritten into others
-(`schema/`), or the schema is refused, with the place of the keyword. The list of keywords that xgrammar 0.2.8 ignores comes
-from a test of each keyword of the 2020-12 drafts with a value that the keyword forbids.
+(`schema/`), or the schema is refused, with the place of the keyword. The list of keywords that xgrammar 0.2.8 ignores
+comes from a test of each keyword of the 2020-12 drafts with a value that the keyword forbids.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _IN_PLACE = (
 
 
 def prepare(source: str) -> str:
-    """Returns the schema for xgrammar's strict mode, in which objects have only named properties; an object without named
-    properties may have any. Raises GrammarError."""
+    """Returns the schema for xgrammar's strict mode, in which objects have only named properties; an object without
+    named properties may have any. Raises GrammarError."""
     try:
         schema = json.loads(source)
     except RecursionError:
@@ -159,7 +159,8 @@ def _misshapen(part: dict[str, Any]) -> str:
 
 
 def _bound_length(part: dict[str, Any]) -> None:
-    """Replaces the length of a string by a pattern: xgrammar's own count allows control characters, which JSON forbids."""
+    """Replaces the length of a string by a pattern: xgrammar's own count allows control characters, which JSON
+    forbids."""
     if {"minLength", "maxLength"} & part.keys():
         least, most = part.pop("minLength", 0), part.pop("maxLength", "")
         part["pattern"] = rf"^[\s\S]{{{least},{most}}}$"

@@ -1,10 +1,10 @@
 """Jump-forward decoding: text that the grammar forces is appended without the model (Zheng et al., arXiv:2312.07104).
 
-xgrammar returns the text that must come next. It is tokenized alone. This is exact at its beginning, because a token has
-just ended there. The last token is dropped, because it might merge with the following text.
+xgrammar returns the text that must come next. It is tokenized alone. This is exact at its beginning, because a token
+has just ended there. The last token is dropped, because it might merge with the following text.
 
-The forced tokens are a function of the output's tokens. So an output has the same tokens wherever it is interrupted, and
-whether or not a run is computed in one step.
+The forced tokens are a function of the output's tokens. So an output has the same tokens wherever it is interrupted,
+and whether or not a run is computed in one step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mla_router.worker.grammar.protocol import RUN_TOKENS
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Matcher
 
-# A run of n tokens saves n - 1 decode steps, but makes one step more expensive. For texts of two tokens the model is also
-# most likely to choose another tokenization.
+# A run of n tokens saves n - 1 decode steps, but makes one step more expensive. For texts of two tokens the model is
+# also most likely to choose another tokenization.
 MIN_RUN = 3
 WINDOW = 16 * RUN_TOKENS  # characters that are tokenized at once
 
@@ -30,8 +30,8 @@ class ForcedTokens:
     def run(self, text: str) -> tuple[list[int], str]:
         """Returns the first tokens of `text`, none or MIN_RUN to RUN_TOKENS, and the rest of `text`.
 
-        The tokens do not depend on the following text. A token whose bytes differ from the text ends the run: tokenizers may
-        normalize, or add a blank at the beginning.
+        The tokens do not depend on the following text. A token whose bytes differ from the text ends the run:
+        tokenizers may normalize, or add a blank at the beginning.
         """
         shown = text[:WINDOW]
         data, at = shown.encode(), 0

@@ -100,8 +100,8 @@ class Grammars:
         return bool(self._failed)
 
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """Returns the keys whose grammar has become ready since the last call (with None), and the keys that failed (with a
-        problem): their grammar was refused or their process has ended. Closed keys are not among them."""
+        """Returns the keys whose grammar has become ready since the last call (with None), and the keys that failed
+        (with a problem): their grammar was refused or their process has ended. Closed keys are not among them."""
         opened: list[tuple[int, Problem | None]] = []
         for worker in [worker for worker in self._workers.values() if worker.has_news]:
             opened += self._poll(worker)

@@ -1,7 +1,7 @@
 """The messages between the scheduler and a grammar worker.
 
-Small frames of msgpack on a SOCK_SEQPACKET pair, which preserves their boundaries. The source of a grammar is passed as a
-file descriptor, and masks are in shared memory. Each request gets exactly one frame as its answer, in order.
+Small frames of msgpack on a SOCK_SEQPACKET pair, which preserves their boundaries. The source of a grammar is passed
+as a file descriptor, and masks are in shared memory. Each request gets exactly one frame as its answer, in order.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _SEQUENCE = re.compile(rf'""|\((?:{_TERM.pattern})(?:[ ](?:{_TERM.pattern}))*\)'
 _BODY = re.compile(rf"\((?:{_SEQUENCE.pattern})(?:[ ]\|[ ](?:{_SEQUENCE.pattern}))*\)", re.VERBOSE)
 
 STRING = "basic_string"
-# The definition of a string, and the same as one automaton, which needs no stack. The classes are split by the length of
-# the UTF-8 codes: for a class of several lengths xgrammar makes an automaton that accepts longer codes, too.
+# The definition of a string, and the same as one automaton, which needs no stack. The classes are split by the length
+# of the UTF-8 codes: for a class of several lengths xgrammar makes an automaton that accepts longer codes, too.
 _DEFINITIONS = (
     'basic_string ::= (("\\"" basic_string_sub))',
     r'basic_string_sub ::= (("\"") | ([^\0-\x1f\"\\\r\n] basic_string_sub) | ("\\" basic_escape basic_string_sub))',

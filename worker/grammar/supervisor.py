@@ -1,7 +1,7 @@
 """The supervisor: the process that starts the fork server, and restarts it if it dies.
 
-The scheduler cannot fork once it has threads and a device, so it forks the supervisor before. The supervisor loads nothing.
-A killed supervisor is replaced by a new Python process, which takes some seconds for its imports:
+The scheduler cannot fork once it has threads and a device, so it forks the supervisor before. The supervisor loads
+nothing. A killed supervisor is replaced by a new Python process, which takes some seconds for its imports:
 
     python -m mla_router.worker.grammar.supervisor PARENT_PID SETTINGS
 """

@@ -11,8 +11,8 @@ import tokenizers
 
 from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
 
-# The first byte of special tokens. No text contains it. So a grammar allows such a token only where it names the token's
-# id or allows any bytes. xgrammar never allows a token without bytes.
+# The first byte of special tokens. No text contains it. So a grammar allows such a token only where it names the
+# token's id or allows any bytes. xgrammar never allows a token without bytes.
 SPECIAL = b"\xff"
 
 

@@ -41,7 +41,8 @@ class Compiler:
             vocab_size=self.vocab_size,
             stop_token_ids=vocabulary.eos_ids,
         )
-        # No threads, because this process will be forked. The cache is for equal rules, such as the strings of a schema.
+        # No threads, because this process will be forked. The cache is for equal rules, such as the strings of a
+        # schema.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=True)
         self._any_whitespace = any_whitespace
         self._blanks = BlankTokens(vocabulary.pieces)
@@ -166,8 +167,8 @@ class BatchFiller:
 
 
 def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
-    """Follows random paths through the grammar. Raises GrammarError at a dead end. An expensive grammar exceeds its limit
-    here and not in a step."""
+    """Follows random paths through the grammar. Raises GrammarError at a dead end. An expensive grammar exceeds its
+    limit here and not in a step."""
     masks = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     choose = random.Random(0)
     for _ in range(2):

@@ -107,8 +107,8 @@ class ServerState:
         return self.ready()
 
     def healthy(self) -> bool:
-        """Returns whether the worker makes progress: the heartbeat of the scheduler changes, and every API process receives
-        statistics."""
+        """Returns whether the worker makes progress: the heartbeat of the scheduler changes, and every API process
+        receives statistics."""
         return (
             self.service is not None
             and self.complete

@@ -11,8 +11,8 @@ KEYS = [f"{first} {noun}" for first in (*COLORS, *ADJECTIVES) for noun in NOUNS]
 
 
 def recall(draw: random.Random, held_out: bool, *, facts: int = 0) -> Example:
-    """Makes `facts` numbers to remember, then questions about some of them. The held-out numbers are those of four digits
-    whose sum is a multiple of 5."""
+    """Makes `facts` numbers to remember, then questions about some of them. The held-out numbers are those of four
+    digits whose sum is a multiple of 5."""
     # As many short contexts as long ones, because the model learns the search on short ones.
     count = facts or round(2 ** draw.uniform(1, 8.05))
     asked = min(count, draw.randint(1, 16))

@@ -66,8 +66,8 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, data: bytes, answer: Answer) -> bool:
-        """Adds the data of an event, or a complete body, to the answer. Returns whether it has text. Raises `BadAnswer`, or
-        `msgspec.MsgspecError` for another form."""
+        """Adds the data of an event, or a complete body, to the answer. Returns whether it has text. Raises
+        `BadAnswer`, or `msgspec.MsgspecError` for another form."""
 
 
 class _Details(msgspec.Struct):

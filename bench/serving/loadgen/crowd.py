@@ -66,7 +66,8 @@ class Load:
 
 
 def run(loads: Sequence[Load], on_outcome: Callable[[Outcome], None]) -> tuple[float, float]:
-    """Sends all parts at once. Returns the seconds until the last outcome, and the CPU seconds of the busiest process."""
+    """Sends all parts at once. Returns the seconds until the last outcome, and the CPU seconds of the busiest
+    process."""
     spawning = multiprocessing.get_context("spawn")  # threads do not survive a fork
     together, results = spawning.Barrier(len(loads) + 1), spawning.Queue()
     processes = [

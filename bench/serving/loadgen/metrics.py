@@ -1,8 +1,8 @@
 """Computes the figures of a run from its outcomes, under SGLang's names.
 
-Only successful requests count. E2E is the time from sending to the end of the answer; TTFT that to the first text. TPOT is
-(E2E - TTFT) / (tokens - 1) for each request. ITL are the gaps between events with text, over all requests. "Concurrency"
-is the mean number of open requests.
+Only successful requests count. E2E is the time from sending to the end of the answer; TTFT that to the first text.
+TPOT is (E2E - TTFT) / (tokens - 1) for each request. ITL are the gaps between events with text, over all requests.
+"Concurrency" is the mean number of open requests.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def random_prompts(
     lengths: Lengths,
     texts: list[list[int]] | None = None,
 ) -> list[Conversation]:
-    """Makes prompts of random tokens, or of the tokens of `texts` in turn, repeated or cut, as SGLang does with ShareGPT."""
+    """Makes prompts of random tokens, or of the tokens of `texts` in turn, repeated or cut, as SGLang does with
+    ShareGPT."""
     conversations: list[Conversation] = []
     for number in range(count):
         tokens, output = lengths.draw(rng)

@@ -30,7 +30,8 @@ def client(worker: FakeWorker) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def streaming(worker: FakeWorker) -> Iterator[openai.OpenAI]:
-    """OpenAI sends null as finish_reason and as the logprob of a prompt's first token, but the client's types allow neither."""
+    """OpenAI sends null as finish_reason and as the logprob of a prompt's first token, but the client's types allow
+    neither."""
     with connect(worker, strict=False) as client:
         yield client
 

@@ -36,7 +36,8 @@ def resident_bytes(pid: int) -> int:
 
 
 def test_missed_tokens_arrive_in_one_event() -> None:
-    """Each event of this endpoint repeats all tokens so far, with 20 others beside each. All events would be about 250 MB."""
+    """Each event of this endpoint repeats all tokens so far, with 20 others beside each. All events would be about 250
+    MB."""
     body = {
         "text": "a",
         "stream": True,

@@ -244,8 +244,8 @@ def test_a_killed_server_leaves_no_scheduler() -> None:
 
 
 def test_prompts_that_would_wait_too_long() -> None:
-    """The heartbeat reports 2 s a token, and no prompt is computed. With two tokens a prompt and a limit of 9 s, the fourth
-    prompt would wait for 12 s."""
+    """The heartbeat reports 2 s a token, and no prompt is computed. With two tokens a prompt and a limit of 9 s, the
+    fourth prompt would wait for 12 s."""
 
     async def run(worker: FakeWorker) -> None:
         async with aiohttp.ClientSession(base_url=worker.url) as http:

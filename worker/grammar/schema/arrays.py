@@ -1,4 +1,5 @@
-"""Rewrites arrays whose items depend on each other (`contains`, `uniqueItems`) into alternatives of independent items."""
+"""Rewrites arrays whose items depend on each other (`contains`, `uniqueItems`) into alternatives of independent
+items."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def containing(part: Schema) -> list[Schema]:
 
 
 def settled(part: Schema) -> Any:
-    """Returns the schema of an array without `uniqueItems`; False if no array is possible. Its inner schemas are settled.
-    Raises Inexact."""
+    """Returns the schema of an array without `uniqueItems`; False if no array is possible. Its inner schemas are
+    settled. Raises Inexact."""
     part = dict(part)
     least, most = part.get("minItems", 0), part.get("maxItems", math.inf)
     prefix: list[Any] | None = part.get("prefixItems")

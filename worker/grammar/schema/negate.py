@@ -26,8 +26,8 @@ _MORE = {
 
 
 def negate(schema: Schema | bool) -> list[Schema]:
-    """Returns schemas. A value breaks `schema` if and only if it satisfies at least one of them. `schema` has no `$ref` at
-    its top. Raises Inexact."""
+    """Returns schemas. A value breaks `schema` if and only if it satisfies at least one of them. `schema` has no
+    `$ref` at its top. Raises Inexact."""
     if isinstance(schema, bool):
         return [] if schema else [{}]
     return [part for key, value in schema.items() for part in _broken(key, value)]

@@ -56,8 +56,8 @@ _CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas", "dependenci
 
 
 class Rewriter:
-    """`find` returns the place and the schema to which a `$ref` refers, or raises Inexact. `rewrite` raises GrammarError
-    with the place of an unsupported keyword."""
+    """`find` returns the place and the schema to which a `$ref` refers, or raises Inexact. `rewrite` raises
+    GrammarError with the place of an unsupported keyword."""
 
     def __init__(self, find: Callable[[str], tuple[str, Any]]) -> None:
         self._find = find
@@ -137,7 +137,8 @@ class Rewriter:
         return new
 
     def _flat(self, schema: Any, depth: int) -> list[Schema]:
-        """Returns alternatives without keywords that combine schemas. Together they allow the same values as `schema`."""
+        """Returns alternatives without keywords that combine schemas. Together they allow the same values as
+        `schema`."""
         if isinstance(schema, bool):
             return [{}] if schema else []
         self._count(depth)
@@ -205,8 +206,8 @@ class Rewriter:
     def _one_of(
         self, schemas: list[Any], depth: int, named: Any = None, *, lone: bool
     ) -> list[Any]:
-        """Returns schemas that exclude each other and together allow the same values as `oneOf`. `named` is the property of
-        the schema's discriminator. Raises Inexact."""
+        """Returns schemas that exclude each other and together allow the same values as `oneOf`. `named` is the
+        property of the schema's discriminator. Raises Inexact."""
         if self._are_apart(schemas, depth, lone):
             return schemas
         if named is not None:

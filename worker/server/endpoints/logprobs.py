@@ -134,8 +134,8 @@ class CompletionScorer:
         return CompletionLogprobs(names, nothing + tokens.logprobs, offsets, top)
 
     def _likeliest(self, tokens: ScoredTokens, at: int) -> dict[str, float]:
-        """Returns the most likely tokens at position `at`, and the sampled one. Of tokens with the same text, the most likely
-        one is returned."""
+        """Returns the most likely tokens at position `at`, and the sampled one. Of tokens with the same text, the most
+        likely one is returned."""
         logprobs: dict[str, float] = {}
         if self._top:
             ids, values = tokens.top_ids[at][: self._top], tokens.top_logprobs[at]

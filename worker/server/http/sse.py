@@ -1,7 +1,7 @@
 """Streams of server-sent events.
 
-The status line goes out with the first event, so that an error before the first token has its own status. Later an error
-is an event, and `[DONE]` never follows it: a client can tell a broken answer from a complete one.
+The status line goes out with the first event, so that an error before the first token has its own status. Later an
+error is an event, and `[DONE]` never follows it: a client can tell a broken answer from a complete one.
 """
 
 from __future__ import annotations

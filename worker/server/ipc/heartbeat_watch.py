@@ -1,8 +1,8 @@
 """Detects a frozen scheduler in about a second.
 
-On a busy machine the heartbeat of a healthy scheduler may be late, because it waits for a core. So a late heartbeat alone
-proves nothing. A scheduler without a heartbeat is frozen if its process is stopped by a signal, if for a second none of
-its threads ran or could run, or if it computed for much longer than its steps should take.
+On a busy machine the heartbeat of a healthy scheduler may be late, because it waits for a core. So a late heartbeat
+alone proves nothing. A scheduler without a heartbeat is frozen if its process is stopped by a signal, if for a second
+none of its threads ran or could run, or if it computed for much longer than its steps should take.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mla_router.worker.heartbeat import Heartbeat
 LOOK_S = 0.2
 FROZEN_S = 1.0
 STOPPED_S = 0.4  # for a process that is stopped by a signal
-# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or LENIENCE times the expected time of
-# the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
+# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or LENIENCE times the expected time
+# of the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
 HUNG_CPU_S = 1.8
 LENIENCE = 4.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

@@ -13,7 +13,8 @@ from mla_router.worker.server.errors import ApiError
 class Mailbox:
     """The deltas of one HTTP request, in order of arrival.
 
-    Deltas collect while the reader is busy, for instance with a slow client. The reader takes all of them in one wake-up.
+    Deltas collect while the reader is busy, for instance with a slow client. The reader takes all of them in one
+    wake-up.
     """
 
     __slots__ = ("_error", "_items", "_waiter")
@@ -32,8 +33,8 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, Delta]]:
-        """Waits for deltas and returns all since the last call, with their indices. For one reader. Raises ApiError after
-        `fail`."""
+        """Waits for deltas and returns all since the last call, with their indices. For one reader. Raises ApiError
+        after `fail`."""
         while not self._items:
             if self._error is not None:
                 raise self._error

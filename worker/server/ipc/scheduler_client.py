@@ -99,8 +99,8 @@ class SchedulerClient:
     def submit(
         self, generate: Generate, mailbox: Mailbox, index: int, *, computes: bool = True
     ) -> None:
-        """Sends a request. Its deltas go to `mailbox` under `index`. `computes`: no other request of the same HTTP request has
-        the same prompt already. Raises ApiError after `fail`."""
+        """Sends a request. Its deltas go to `mailbox` under `index`. `computes`: no other request of the same HTTP
+        request has the same prompt already. Raises ApiError after `fail`."""
         if self._error is not None:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
@@ -166,8 +166,8 @@ class SchedulerClient:
         self._post(Shutdown())
 
     def heartbeat_age(self) -> float:
-        """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process makes
-        the worker unhealthy."""
+        """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process
+        makes the worker unhealthy."""
         return time.monotonic() - self._heard.lowest()
 
     @property

@@ -1,7 +1,7 @@
 """The metrics of a worker, under the names of SGLang and vLLM, so that their dashboards work.
 
-The scheduler's numbers come from its last statistics. The others are counted here, over all API processes of the worker.
-All label values come from the configuration or from closed sets: clients cannot create series.
+The scheduler's numbers come from its last statistics. The others are counted here, over all API processes of the
+worker. All label values come from the configuration or from closed sets: clients cannot create series.
 """
 
 from __future__ import annotations

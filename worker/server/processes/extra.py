@@ -1,4 +1,5 @@
-"""An extra API process of a worker. The first API process starts, drains and stops it, and ends if it dies (`first.py`).
+"""An extra API process of a worker. The first API process starts, drains and stops it, and ends if it dies
+(`first.py`).
 
 Its socket listens only when it can answer, because the kernel distributes connections among all listening sockets.
 """
@@ -31,7 +32,8 @@ FIRST = 0  # the number of the first API process
 
 
 async def run(state: ServerState, number: int, listener: socket.socket, directory: Path) -> int:
-    """Serves on `listener` until the first API process stops it. Returns the exit status. `directory` has the sockets."""
+    """Serves on `listener` until the first API process stops it. Returns the exit status. `directory` has the
+    sockets."""
     async with (
         connect(directory, number, state.shared) as client,
         join(directory, number, state.config.tokenizer_worker_num) as peers,

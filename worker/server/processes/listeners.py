@@ -16,8 +16,8 @@ def listen(config: WorkerConfig) -> tuple[list[socket.socket], WorkerConfig]:
     """Returns a socket for each API process, and the config with the actual port and number of processes.
 
     The first socket listens at once, so that no other program can bind the port. The others are only bound: the kernel
-    distributes connections among all listening sockets, so an extra API process listens when it can answer. Raises OSError
-    if the port is not available.
+    distributes connections among all listening sockets, so an extra API process listens when it can answer. Raises
+    OSError if the port is not available.
     """
     count = config.tokenizer_worker_num or default_server_processes(
         config.device, len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
 """Mid-stream replay: another worker continues a broken stream.
 
-A router asks for it by the header `x-mla-replay: 1` on a streamed request. Without this header the module has no effect.
-The worker returns a header of the same name, the `Origin`. Before the data of each event it lists the tokens of the event
-in comment lines, one line for each choice that has new tokens or has ended:
+A router asks for it by the header `x-mla-replay: 1` on a streamed request. Without this header the module has no
+effect. The worker returns a header of the same name, the `Origin`. Before the data of each event it lists the tokens
+of the event in comment lines, one line for each choice that has new tokens or has ended:
 
     :mla <choice> <id>,<id>,...[ <finish reason>]
 
@@ -17,8 +17,8 @@ worker, with this field:
 Only a router may send it: it signs the request (http/signature.py) with a key that it shares with its workers. A worker
 without a key offers no replay.
 
-`choices` may end with the last choice that was listed. The new stream has only new events. The worker computes the ids as
-a part of the prompt, so it uses its prefix cache.
+`choices` may end with the last choice that was listed. The new stream has only new events. The worker computes the ids
+as a part of the prompt, so it uses its prefix cache.
 
 A token of /v1/responses may make several numbered events. They are a function of the ids as well, because these streams
 process their tokens one by one. The worker makes all events again and drops those that the client has received.
@@ -62,8 +62,8 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     cached_tokens: Annotated[list[Count | None], Meta(max_length=MAX_PROMPTS)] = []
 
     def seed_of(self, choice: int, n: int) -> int:
-        """Returns the seed of a choice. `n` is the number of choices of each prompt. The first choice has the request's own
-        seed."""
+        """Returns the seed of a choice. `n` is the number of choices of each prompt. The first choice has the
+        request's own seed."""
         prompt, answer = divmod(choice, n)
         return (self.seed + (prompt * n * self.seed_step + answer) * SEED_STEP) & ((1 << 63) - 1)
 

@@ -58,8 +58,8 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
 
     @property
     def no_answer(self) -> bool:
-        """Whether the request only computes the prompt, for the cache or for its logprobs. SGLang's frontend does this for
-        common prefixes of programs, and for each choice of `select`."""
+        """Whether the request only computes the prompt, for the cache or for its logprobs. SGLang's frontend does this
+        for common prefixes of programs, and for each choice of `select`."""
         return self.sampling_params is not None and self.sampling_params.max_new_tokens == 0
 
 

@@ -39,8 +39,8 @@ class Structure(msgspec.Struct):
 
 
 class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"):
-    """Free text with structures in it. After the text of a trigger the answer must complete a structure whose `begin` starts
-    with this trigger. Alternatively `format` is a format of xgrammar."""
+    """Free text with structures in it. After the text of a trigger the answer must complete a structure whose `begin`
+    starts with this trigger. Alternatively `format` is a format of xgrammar."""
 
     structures: list[Structure] | None = None
     triggers: list[str] | None = None

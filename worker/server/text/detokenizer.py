@@ -16,8 +16,8 @@ TAIL_TOKENS = 3  # the most tokens of an incomplete character
 class Detokenizer:
     """Converts the token ids of one choice to text.
 
-    It holds back the bytes of incomplete characters. The pieces add up to the text of all ids decoded at once. The tokens
-    in `hidden` have no text.
+    It holds back the bytes of incomplete characters. The pieces add up to the text of all ids decoded at once. The
+    tokens in `hidden` have no text.
     """
 
     __slots__ = ("_context", "_hidden", "_pending", "_stream", "_tokenizer")

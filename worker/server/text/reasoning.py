@@ -1,7 +1,7 @@
 """Splits the reasoning of a model, between `<think>` and `</think>`, from its answer.
 
-DeepSeek-R1 and V3.1 reason before they answer. Most chat templates end the prompt with `<think>`; then the generated text
-begins within the reasoning.
+DeepSeek-R1 and V3.1 reason before they answer. Most chat templates end the prompt with `<think>`; then the generated
+text begins within the reasoning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tokenizer of a model folder.
 
-transformers loads it, because it knows the many forms of such folders. Encoding calls the Rust tokenizer directly, without
-transformers' handling of batches and tensors.
+transformers loads it, because it knows the many forms of such folders. Encoding calls the Rust tokenizer directly,
+without transformers' handling of batches and tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Tokenizer:
     ) -> None:
         """Loads the tokenizer in `folder`. Raises TokenizerError.
 
-        `model_folder`, by default the same, names the EOS tokens. The file `chat_template` replaces the tokenizer's template.
+        `model_folder`, by default the same, names the EOS tokens. The file `chat_template` replaces the tokenizer's
+        template.
         """
         import transformers  # takes a second: imported in the loading thread, after the port is open
 

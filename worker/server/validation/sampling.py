@@ -92,8 +92,8 @@ def check_sampling(
     response_format: ResponseFormat | None = None,
     prefix: str = "",
 ) -> CheckedSampling:
-    """Checks `fields`. The other arguments have different names in the endpoints. `prefix` is the path of `fields` in the
-    body. Raises InvalidRequest, which names the field."""
+    """Checks `fields`. The other arguments have different names in the endpoints. `prefix` is the path of `fields` in
+    the body. Raises InvalidRequest, which names the field."""
     refuse_unsupported(fields, prefix)
 
     temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
@@ -160,8 +160,8 @@ def check_sampling(
 
 
 def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
-    """Returns max_tokens for a prompt of `prompt_tokens`. Without the client's own number it is `default`, or less if the
-    context is shorter; None: the remaining context. Raises InvalidRequest if the tokens do not fit."""
+    """Returns max_tokens for a prompt of `prompt_tokens`. Without the client's own number it is `default`, or less if
+    the context is shorter; None: the remaining context. Raises InvalidRequest if the tokens do not fit."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
     bound, limit = min(
         (limits.context_length, "the context length"),

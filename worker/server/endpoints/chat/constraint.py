@@ -24,10 +24,10 @@ def constraint_of(
 ) -> Constraint | None:
     """Returns the constraint of the answer, or None.
 
-    `asked` is the constraint of an answer without calls. If calls are required, the answer has nothing else. If they are
-    possible, a call may take the place of `asked`. In both cases calls follow their schemas; calls of strict functions
-    always do. `inside`: the answer begins within the reasoning, which stays free. `special` has the ids of the markers of
-    `format` that are special tokens. Raises InvalidRequest, which names the field.
+    `asked` is the constraint of an answer without calls. If calls are required, the answer has nothing else. If they
+    are possible, a call may take the place of `asked`. In both cases calls follow their schemas; calls of strict
+    functions always do. `inside`: the answer begins within the reasoning, which stays free. `special` has the ids of
+    the markers of `format` that are special tokens. Raises InvalidRequest, which names the field.
     """
     constraint = asked
     if tools.required:

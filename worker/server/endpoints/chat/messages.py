@@ -90,8 +90,8 @@ def _call(call: ToolCall, arguments_as_objects: bool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any] | str:
-    """Returns the decoded arguments of a call, or the text itself if it is not a JSON object. A client returns the text of
-    the model, which may be invalid or cut off."""
+    """Returns the decoded arguments of a call, or the text itself if it is not a JSON object. A client returns the
+    text of the model, which may be invalid or cut off."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):

@@ -41,8 +41,8 @@ async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: s
 
 
 def check_count(count: int, context_length: int, field: str) -> int:
-    """Returns `count`, the number of messages, parts and calls. Raises InvalidRequest if they cannot fit, as each needs a
-    token. This check comes before the conversion, which is slower than parsing."""
+    """Returns `count`, the number of messages, parts and calls. Raises InvalidRequest if they cannot fit, as each
+    needs a token. This check comes before the conversion, which is slower than parsing."""
     if count > context_length:
         raise InvalidField(
             field,

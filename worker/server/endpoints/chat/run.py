@@ -76,8 +76,8 @@ async def prepare(
 ) -> ChatRun:
     """Checks and renders a request.
 
-    `trace` is the client's X-Request-Id; `token_by_token`: one output for each token. Raises InvalidRequest, which names
-    the field.
+    `trace` is the client's X-Request-Id; `token_by_token`: one output for each token. Raises InvalidRequest, which
+    names the field.
     """
     refuse_unsupported(body)
     tools = read_tools(body, names.tool)

@@ -39,7 +39,8 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
     def send(
         choice: ChatChoice, piece: Piece, finish: Finish | None = None, *, is_role: bool = False
     ) -> bytes:
-        """Returns the next event of `choice`. The very first one has the prompt's ids. `is_role`: it has only the role."""
+        """Returns the next event of `choice`. The very first one has the prompt's ids. `is_role`: it has only the
+        role."""
         nonlocal prompt_ids
         index, ending = choice.index, finish or Finish("")
         usage = handler.usage_of(index) if counted else no_usage

@@ -34,8 +34,8 @@ class ResponseBuilder:
         self._blank_logprobs: list[TokenLogprob] = []
 
     def add(self, part: Part, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        """Takes the next part, with the logprobs of its tokens if it is text of a message. Yields its events, which must be
-        exhausted before the next call."""
+        """Takes the next part, with the logprobs of its tokens if it is text of a message. Yields its events, which
+        must be exhausted before the next call."""
         if isinstance(part, Arguments):
             yield self._delta("response.function_call_arguments.delta", part.text)
         elif isinstance(part, Call):

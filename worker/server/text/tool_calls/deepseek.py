@@ -154,7 +154,8 @@ class DeepSeekParser(TextMachine):
         return found
 
     def _take_until(self, marker: str) -> tuple[str, bool]:
-        """Returns the text before the marker, and whether the marker was found. Holds back a beginning of the marker."""
+        """Returns the text before the marker, and whether the marker was found. Holds back a beginning of the
+        marker."""
         at = self._buffer.find(marker)
         if at >= 0:
             text, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]

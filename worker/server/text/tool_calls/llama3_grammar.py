@@ -1,8 +1,8 @@
 r"""Grammars of Llama 3's call format: calls alone, and free text that may contain calls.
 
-Free text must not contain a call that the parser (`llama3.py`) finds and that breaks its schema. The parser looks for JSON
-objects at the beginning of an answer and after the tag. So an object there is either a call whose arguments follow the
-schema, or certainly not a call:
+Free text must not contain a call that the parser (`llama3.py`) finds and that breaks its schema. The parser looks for
+JSON objects at the beginning of an answer and after the tag. So an object there is either a call whose arguments
+follow the schema, or certainly not a call:
 
     answer ::= text | (text? TAG)? blanks object?
     text   ::= blanks [^{ \t\r\n] any_text_without_TAG

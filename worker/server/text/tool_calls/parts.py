@@ -75,6 +75,6 @@ class ToolFormat(Protocol):
     def grammar_in_text(
         self, functions: dict[str, dict[str, Any]], special: Mapping[str, int], *, several: bool
     ) -> dict[str, Any]:
-        """Returns the grammar of text with or without calls. `special` has the ids of markers that are special tokens: they
-        have no text, so a grammar must name them by id."""
+        """Returns the grammar of text with or without calls. `special` has the ids of markers that are special tokens:
+        they have no text, so a grammar must name them by id."""
         ...
