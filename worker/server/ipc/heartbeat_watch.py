@@ -52,7 +52,7 @@ def activity(pid: int) -> Activity | None:
 
 
 class HeartbeatWatch:
-    """Looks at the heartbeat of a scheduler, and at its process where the heartbeat stands still."""
+    """Watches the heartbeat of a scheduler, and the activity of its process while the heartbeat does not change."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -77,13 +77,13 @@ class HeartbeatWatch:
         return computed_s >= max(HUNG_CPU_S, LENIENCE * self._heartbeat.expected_s)
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Looks every LOOK_S seconds until it is cancelled."""
         while True:
             self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     def look(self, now: float) -> None:
-        # Who was itself held up has not seen what happened meanwhile
+        # If this process itself was stopped, it has not observed the time since its last look.
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         count = self._heartbeat.count
         if count != self._count or not self._heartbeat.pid:
@@ -93,7 +93,7 @@ class HeartbeatWatch:
             return
         found = activity(self._heartbeat.pid)
         if found is None:
-            return  # its death is noticed elsewhere
+            return  # the parent process notices its death
         before, self._before = self._before, found
         self._stopped_s = self._stopped_s + passed if found.is_stopped else 0.0
         if self._heartbeat.is_paused:
