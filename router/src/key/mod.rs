@@ -252,7 +252,7 @@ impl RouteKey {
         let messages = fields.messages.ok_or(KeyError::Missing("messages"))?;
         let root = fields.root(Kind::Text)?;
         let mut blocks = Blocks::new(root, messages.len());
-        prompt::messages(fields.told_tools(), fields.system, messages, &mut blocks)?;
+        prompt::messages(fields.prompt_tools(), fields.system, messages, &mut blocks)?;
         Ok(Self::new(fields, root, blocks, 1))
     }
 
