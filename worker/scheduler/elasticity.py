@@ -1,24 +1,24 @@
-"""Whether shorter chunks make shorter steps.
+"""Estimates whether shorter chunks make shorter steps.
 
-On a busy machine a step may have a large fixed time: each of its parallel operations waits for a core. If all of it
-counted as time of the prompt tokens, chunks would become shorter and shorter, down to a few tokens, and the steps
-would still take as long.
+On a busy machine a step may have a large fixed time, because each of its parallel operations waits for a core. If the
+fixed time counted as time of the prompt tokens, chunks would shrink to a few tokens, and the steps would still take as
+long.
 """
 
 from __future__ import annotations
 
 import math
 
-_DECAY = 0.7  # of what was seen, at each change of the chunk
-_FADE = 0.9  # the same at each step without a change, so that shorter chunks are tried again
-_PRIOR = 0.05  # weight of the assumption that a step is in proportion to its chunk
-_LEAST_CHANGE = 0.1  # of the logarithm; smaller ones say nothing
-_MOST = 1.5  # elasticity of one change; the rest is noise
+_DECAY = 0.7  # of earlier observations, at each change of the chunk
+_FADE = 0.9  # of earlier observations, at each step without a change, so that shorter chunks are tried again
+_PRIOR = 0.05  # weight of the prior: the time of a step is proportional to its chunk
+_LEAST_CHANGE = 0.1  # of the logarithm; smaller changes are ignored
+_MOST = 1.5  # largest elasticity of one change; a larger one is noise
 
 
 class Elasticity:
-    """The relative change of a step's time for a relative change of its prompt tokens' predicted time: 1 if they are in
-    proportion, 0 if all of the time is fixed."""
+    """The relative change of a step's time for a relative change of the predicted time of its prompt tokens: 1 if they are
+    proportional, 0 if the whole time is fixed."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
@@ -30,7 +30,7 @@ class Elasticity:
         return (self._xy + _PRIOR) / (self._xx + _PRIOR)
 
     def learn(self, prompts_s: float, step_s: float) -> None:
-        """Takes a step of `step_s` seconds, whose prompt tokens were predicted to take `prompts_s`, both > 0."""
+        """Adds a step of `step_s` seconds, whose prompt tokens had a predicted time of `prompts_s` seconds, both > 0."""
         x, y = math.log(prompts_s), math.log(step_s)
         before, self._before = self._before, (x, y)
         if before is None:
