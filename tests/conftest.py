@@ -1,7 +1,7 @@
-"""For all tests: without a CUDA device those marked `gpu` are skipped and Triton kernels are
-interpreted, Ctrl-C is heard, and neither a busy machine nor chance fails anybody.
+"""Settings of all tests. Without a CUDA device, tests marked `gpu` are skipped and Triton interprets its kernels.
+Ctrl-C works, and neither a busy machine nor random examples fail a test.
 
-The examples of property tests are the same in every run; `--hypothesis-profile=search` draws more and
+Property tests have the same examples in every run; `--hypothesis-profile=search` draws more and
 others. `--run-slow` adds the tests marked `slow`. `-n auto` spreads the tests over processes,
 one a core."""
 
@@ -18,32 +18,32 @@ from hypothesis import HealthCheck, settings
 
 from support.procfs import descendants
 
-MOST_PROCESSES = 8  # each claims ports of its own (support/processes.py)
+MOST_PROCESSES = 8  # each claims a range of ports (support/processes.py)
 
 
 @cache
 def _has_cuda() -> bool:
     if not Path("/proc/driver/nvidia/version").exists():
-        return False  # no driver: it takes no import of torch, some seconds, to know
+        return False  # no driver: no need to import torch, which takes seconds
     import torch
 
     return torch.cuda.is_available()
 
 
-# Here and not in a hook: torch and Triton look when they are imported, and conftest.py of a folder below
-# may do that before there are hooks.
+# Not in a hook: torch and Triton read these at their import, and the conftest.py of a folder below
+# may import them before any hook runs.
 if not _has_cuda():
-    # Workers that tests start inherit it, and never notice: on a CPU they use no Triton kernel.
+    # The workers of tests inherit it without effect: on a CPU they use no Triton kernel.
     os.environ["TRITON_INTERPRET"] = "1"
-    # Sums round as they are divided among threads: not as many as a machine has cores. And threads meet
-    # after every operation, which takes long where other processes want those cores.
+    # A fixed number of threads: sums round by their division among threads. And threads wait for each other
+    # after every operation, which takes long on a busy machine.
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
 class Interruption:
-    """Passes a SIGTERM on to the processes that xdist started, and ends this one as Ctrl-C does.
+    """Forwards a SIGTERM to the processes of xdist, and ends this process as Ctrl-C does.
 
-    Tests that are under way then end the processes that they have started.
+    Running tests then end their processes.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -59,17 +59,17 @@ class Interruption:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the processes of `-n auto`: one a core, or none beside this one where tests share a GPU."""
+    """Returns the number of processes of `-n auto`: one a core; none beside this one if tests share a GPU."""
     return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell's background jobs ignore Ctrl-C, and what they start inherits that: tests that send
-    # it to their children would wait for ever.
+    # A shell's background jobs ignore Ctrl-C, and their children inherit this: tests that send
+    # Ctrl-C to children would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, Interruption(config))
-    # By default an example has 200 ms, and the first ten may be drawn in 30 s.
+    # Hypothesis' defaults are 200 ms an example, and 30 s to draw the first ten.
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("search", unhurried, derandomize=False, max_examples=1000)
     settings.register_profile("same", unhurried, derandomize=True)
@@ -92,11 +92,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Append a line for each reason why tests were skipped to the file that $SKIPPED_TESTS names:
-    `.ci/stages` ends with them."""
+    """Appends a line for each reason of skipped tests to the file $SKIPPED_TESTS, with which
+    `.ci/stages` ends."""
     if not (path := os.environ.get("SKIPPED_TESTS")):
         return
-    # Of a skip, `longrepr` is (file, line, reason).
+    # The `longrepr` of a skip is (file, line, reason).
     skipped = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
     with Path(path).open("a") as file:
         file.writelines(

@@ -1,11 +1,11 @@
-"""GPUs other than the H200 that kernels are compiled for where there is none.
+"""GPUs other than the H200, for which kernels are compiled without a GPU.
 
     def launches() -> None:
         for limits in OTHERS:
             with compiling_for(limits):
                 rms_norm_triton(...)
 
-A function of `launches` that `sm90.py` compiles may call launchers so. They choose their tilings by the limits.
+The function `launches` that `sm90.py` compiles may call launchers this way. They choose their tilings by the limits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def compiling_for(limits: Limits) -> Iterator[None]:
         patch.object(device, "NO_GPU", limits),
         patch.object(NoDevice, "architecture", limits.architecture),
     ):
-        pdl._supported.cache_clear()  # asks Triton, once a process
+        pdl._supported.cache_clear()  # it asks Triton once a process
         yield
     pdl._supported.cache_clear()

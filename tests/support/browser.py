@@ -1,4 +1,4 @@
-"""A page in headless Chromium, over its DevTools protocol: no more of it than one test needs."""
+"""A page in headless Chromium, over the part of its DevTools protocol that the tests need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._ids = itertools.count(1)
-        self.complaints: list[str] = []  # errors and warnings of the page, its policy's included
+        self.complaints: list[
+            str
+        ] = []  # errors and warnings of the page, including its content security policy
 
     async def command(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._ids)
@@ -52,7 +54,7 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """What `script` says once that is true of the page."""
+        """Returns the first true value of `script` on the page."""
         async with asyncio.timeout(PATIENCE_S):
             while not (value := await self.evaluate(script)):
                 await asyncio.sleep(0.1)
@@ -65,7 +67,7 @@ class Page:
         await self.until(f"location.href == {url!r} && document.readyState == 'complete'")
 
     async def type(self, selector: str, text: str, enter: bool = True) -> None:
-        """As a person does: a click there, the text, Enter."""
+        """Types `text` into an element, and Enter, as a user does."""
         await self.evaluate(f"document.querySelector({selector!r}).focus()")
         await self.command("Input.insertText", text=text)
         if enter:
@@ -87,7 +89,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def page(width: int = 1440, height: int = 900, phone: bool = False) -> AsyncIterator[Page]:
-    """An empty page of a browser of its own. A phone has touch, and pixels half as large."""
+    """Opens an empty page in a separate browser. A phone has touch and a device pixel ratio of 2."""
     assert BINARY is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]

@@ -9,28 +9,30 @@ from typing import Any
 
 import torch
 
-KERNEL_NODE = 0  # of CUgraphNodeType
-PROGRAMMATIC = 1  # of CUgraphDependencyType
-MANGLED = "_Z"  # names of kernels in C++, as torch's, and unlike Triton's
+KERNEL_NODE = 0  # a CUgraphNodeType
+PROGRAMMATIC = 1  # a CUgraphDependencyType
+MANGLED = "_Z"  # prefix of kernels in C++, such as torch's; Triton's have none
 
 
 @dataclass(frozen=True)
 class Edge:
-    before: int  # places of nodes in `Graph.names`
+    before: int  # indices into `Graph.names`
     after: int
     is_programmatic: bool  # `after` may start while `before` runs
 
 
 @dataclass(frozen=True)
 class Graph:
-    names: list[str]  # of a node's kernel, mangled if it is C++; "" for a node of another type
+    names: list[
+        str
+    ]  # kernel names of the nodes, mangled if they are C++; "" for nodes of another type
     edges: list[Edge]
 
     def named(self, *names: str) -> list[int]:
         return [node for node, name in enumerate(self.names) if name in names]
 
     def before(self, node: int, *, by_programmatic_edges: bool = False) -> set[int]:
-        """All nodes from which a path leads to `node`, of any edges or of programmatic ones alone."""
+        """Returns all nodes with a path to `node`, over any edges or over programmatic ones only."""
         found, open_nodes = set[int](), [node]
         while open_nodes:
             last = open_nodes.pop()
@@ -93,7 +95,7 @@ class _EdgeData(ctypes.Structure):
 
 
 def read_graph(captured: torch.cuda.CUDAGraph) -> Graph:
-    """Of a graph that was made with keep_graph=True."""
+    """Reads a graph that was captured with keep_graph=True."""
     cuda = ctypes.CDLL("libcuda.so.1")
     graph, count = ctypes.c_void_p(captured.raw_cuda_graph()), ctypes.c_size_t()
     _call(cuda.cuGraphGetNodes, graph, None, ctypes.byref(count))

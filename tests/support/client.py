@@ -1,4 +1,4 @@
-"""A plain client of `/generate`: what the tests need to know of an answer, and nothing clever."""
+"""A simple client of `/generate` for tests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Answer:
 
 
 def session() -> aiohttp.ClientSession:
-    """No limit on connections: a test decides itself how many requests are open. Nor on how long they
-    take: a test that hangs is ended as a whole."""
+    """Returns a session without limits of connections and time: a test decides how many requests are
+    open, and pytest ends a test that hangs."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     )
 
 
 def request_body(tokens: list[int], max_new_tokens: int, **extra: Any) -> dict[str, Any]:
-    """Greedy, and exactly `max_new_tokens` long."""
+    """Returns the body of a greedy request for exactly `max_new_tokens` tokens."""
     sampling = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
     return {"input_ids": tokens, "sampling_params": sampling} | extra
 
@@ -63,7 +63,7 @@ def parse_answer(status: int, worker: str, text: str) -> Answer:
 
 
 async def sse_events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The data of each server-sent event, `[DONE]` included."""
+    """Returns the data of each server-sent event, `[DONE]` included."""
     async for line in response.content:
         if line.startswith(b"data:"):
             yield line.removeprefix(b"data:").strip().decode()

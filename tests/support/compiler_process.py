@@ -1,7 +1,7 @@
 """One process that compiles the kernels of all tests of a run: torch and Triton are imported once.
 
-It runs without TRITON_INTERPRET and forks for each call, so that a call leaves nothing behind in it. Triton's
-cache on disk is a folder of its own, which is removed at the end of the run.
+It runs without TRITON_INTERPRET and forks for each call, so that calls do not affect each other. Triton's
+cache on disk is a separate folder, which is removed at the end of the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 
 class CompilationFailed(Exception):
-    """The last 4,000 characters that the compiling process wrote to stderr."""
+    """A failed compilation, with the last 4,000 characters of stderr."""
 
 
 def compiling_environment() -> dict[str, str]:
-    """Return the environment of a process with this one's import path, in which Triton compiles."""
+    """Returns the environment of a process with this one's import path, in which Triton compiles."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -44,15 +44,15 @@ class CompilerProcess:
         self._calls = 0
 
     def call(self, source: str, name: str) -> list[dict[str, Any]]:
-        """Return the fields of the reports on all that function `name` of the file `source` launches.
+        """Returns the fields of the reports on all launches of the function `name` in the file `source`.
 
-        Raises CompilationFailed if it raises.
+        Raises CompilationFailed if the function raises.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._calls += 1
         print(json.dumps([self._calls, source, name]), file=self._process.stdin, flush=True)
         number, status = 0, 1
-        while number < self._calls:  # a test that was interrupted has left its answer
+        while number < self._calls:  # skips the answer to an interrupted test
             line = self._process.stdout.readline()
             assert line, "the compiler process has ended"
             number, status = json.loads(line)
@@ -62,7 +62,7 @@ class CompilerProcess:
         return reports
 
     def close(self) -> None:
-        self._process.communicate()  # it ends with its input
+        self._process.communicate()  # the process ends with its input
         self._folder.cleanup()
 
 
@@ -74,7 +74,7 @@ def compiler_process() -> CompilerProcess:
 
 
 def _serve(result: Path, errors: Path) -> None:
-    """Answer each call on stdin with a line on stdout: its number and the exit status of its fork."""
+    """Answers each call on stdin with a line on stdout: its number and the exit status of its fork."""
     import hypothesis  # noqa: F401  # with torch and Triton, most of what test modules import
     import pytest  # noqa: F401
     import torch  # noqa: F401
@@ -91,7 +91,7 @@ def _serve(result: Path, errors: Path) -> None:
 
 
 def _compile(result: Path, errors: Path, source: str, name: str) -> None:
-    """Import the file and write the reports to `result`; what is printed goes to `errors`."""
+    """Imports the file and writes the reports to `result`. Output goes to `errors`."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

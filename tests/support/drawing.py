@@ -37,8 +37,8 @@ def with_slots(
 
 
 def drawn(arguments: tuple[Any, ...]) -> Tensor:
-    """[R] int64 of what `sample` wrote, once the device is there; that it is the same in both places, and that
-    nothing else was written."""
+    """Waits for the device and returns the tokens [R] int64 that `sample` wrote. Asserts that both outputs agree and that
+    no other slot was written."""
     slots, last_token, out = arguments[1], arguments[-2], arguments[-1]
     tokens: Tensor = out.to(slots.device).long()
     assert torch.equal(last_token[slots], tokens.clamp_min(0))

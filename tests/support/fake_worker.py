@@ -1,4 +1,4 @@
-"""A worker whose scheduler is the fake: the real server process, and what its scheduler heard."""
+"""A worker with the fake scheduler: the real API process, and the messages that the scheduler received."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support import processes
 from support.processes import Flag, Running, wait_until
 
 FAKE_SCHEDULER = Path(__file__).resolve().with_name("fake_scheduler.py")
-# A worker that ends gives its requests and its other processes some seconds. Here they have as long as they
-# need: a busy machine may keep any of them waiting.
+# A worker that ends gives its requests and its other processes some seconds. Here they have unlimited time,
+# because a busy machine may delay any of them.
 ENTRY = """
 import sys
 sys.modules["torch"] = None  # as the worker does: it would be imported here
@@ -41,22 +41,22 @@ class FakeWorker:
         return self.running.url
 
     def heard(self, kind: str) -> list[list[Any]]:
-        """Messages of this kind that the scheduler got, each a list of its fields."""
+        """Returns the received messages of this kind, each as a list of its fields."""
         messages = [json.loads(line) for line in self._lines()]
         return [message[1:] for message in messages if message[0] == kind]
 
     def generates(self) -> list[Generate]:
-        """The requests that the scheduler got, in order."""
+        """Returns the received requests, in order."""
         ours = [line for line in self._lines() if line.startswith('["Generate"')]
         return [msgspec.json.decode(line, type=Generate) for line in ours]
 
     def _lines(self) -> list[str]:
-        """Those that are whole: the last one may just be being written."""
+        """Returns the complete lines: the last one may be incomplete."""
         text = self.record.read_text() if self.record.exists() else ""
         return text[: text.rfind("\n") + 1].splitlines()
 
     def say(self, token_ids: list[int], **fields: Any) -> str:
-        """The cache_salt that makes the fake scheduler say these, however many they are."""
+        """Returns a cache_salt with which the fake scheduler answers `token_ids`, of any number."""
         text = json.dumps(token_ids)
         file = self.record.with_name(hashlib.sha256(text.encode()).hexdigest()[:16])
         file.write_text(text)
@@ -67,7 +67,7 @@ class FakeWorker:
 
 
 def script(**fields: Any) -> str:
-    """The cache_salt that makes the fake scheduler do this; see fake_scheduler.Script."""
+    """Returns a cache_salt with the fields of fake_scheduler.Script."""
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -75,7 +75,7 @@ def script(**fields: Any) -> str:
 def fake_worker(
     ready_path: str | None = "/health", extra: Sequence[str] = (), **flags: Flag
 ) -> Iterator[FakeWorker]:
-    """`extra` are flags as they are typed."""
+    """Starts a worker. `extra`: flags as on the command line."""
     (port,) = processes.free_ports(1)
     with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
         record = Path(folder) / "heard"

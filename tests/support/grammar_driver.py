@@ -1,4 +1,4 @@
-"""Ask a pool for masks as the scheduler does, and write texts that it allows."""
+"""Gets token bitmasks from a pool as the scheduler does, and generates allowed texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EOS_ID = int(TOKENIZER.eos_token_id)
 
 
 class Refused(Exception):
-    """The grammar was refused, or its process has ended; the message is what the client reads."""
+    """A refused grammar, or a grammar worker that ended, with the message for the client."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.reason)
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def open_request(pool: Grammars, grammar: Grammar, output: list[int] | None = None) -> int:
-    """Returns its key when the request's first mask can be asked for. Raises Refused."""
+    """Opens a request and returns its key when its first bitmask is available. Raises Refused."""
     key = pool.open(grammar, output or [])
     wait_for(pool, key)
     return key
@@ -39,11 +39,11 @@ def wait_for(pool: Grammars, key: int) -> None:
                 pool.close(key)
                 raise Refused(problem)
             return
-        time.sleep(0.001)  # the processes work; nothing tells when
+        time.sleep(0.001)  # no message announces a compiled grammar
 
 
 def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
-    """What may follow, after `tokens` more. Raises Refused."""
+    """Returns the tokens that the grammar allows after `tokens` more. Raises Refused."""
     failed = pool.fill([(key, tokens)]).failed
     if failed:
         pool.close(key)
@@ -53,7 +53,7 @@ def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
 
 
 def write(pool: Grammars, key: int, seed: int, limit: int = 4000) -> list[int]:
-    """A random sentence of an open grammar, without its EOS. Where it may end, it does."""
+    """Returns a random text of an open grammar, without EOS. It ends where the grammar first allows it."""
     choose = random.Random(seed)
     tokens: list[int] = []
     new: list[int] = []
@@ -62,7 +62,7 @@ def write(pool: Grammars, key: int, seed: int, limit: int = 4000) -> list[int]:
         assert choices, f"nothing may follow {TOKENIZER.decode(tokens)!r}"
         if EOS_ID in choices:
             return tokens
-        # Close what is open, once it gets long: random strings and lists would not end.
+        # A long text is closed, because random strings and lists would not end.
         closing = (TOKENIZER.convert_tokens_to_ids(mark) for mark in '"]}')
         ends = [token for token in closing if len(tokens) > 60 and token in choices]
         new = [ends[0] if ends and choose.random() < 0.5 else choose.choice(choices)]

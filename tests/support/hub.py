@@ -1,4 +1,4 @@
-"""A server that speaks the part of the Hugging Face Hub's API that downloads use."""
+"""A server with the part of the Hugging Face Hub's API that downloads use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hub:
 
 @contextlib.contextmanager
 def hub(name: str, folder: Path) -> Iterator[Hub]:
-    """Has one public model, `name`, with the files in `folder` and one revision besides main: v2."""
+    """Serves one public model, `name`, with the files in `folder` and the revisions main and v2."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -82,6 +82,6 @@ def hub(name: str, folder: Path) -> Iterator[Hub]:
 
 
 def _entry(file: str, content: bytes) -> dict[str, Any]:
-    """A file in a listing; `oid` is its name as a git blob."""
+    """Returns a file of a listing. `oid`: its hash as a git blob."""
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
     return {"type": "file", "path": file, "size": len(content), "oid": blob.hexdigest()}

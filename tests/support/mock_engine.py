@@ -1,4 +1,4 @@
-"""The router's mock engine (`router/mock_worker`): answers as told, and in the times it is told."""
+"""The router's mock engine (`router/mock_worker`), with given answers and times."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class MockEngine:
     url: str
 
     def stats(self) -> dict[str, Any]:
-        """Its own sums: `requests`, `prompt_tokens`, `cached_tokens`, `completion_tokens` and more."""
+        """Returns its totals: `requests`, `prompt_tokens`, `cached_tokens`, `completion_tokens` and more."""
         stats: dict[str, Any] = get_json(self.url + "/mock/stats")
         return stats
 
     def fault(self, **fault: Any) -> None:
-        """Do that wrong, for the next `count` requests; see `router/mock_worker/src/fault.rs`."""
+        """Injects a fault into the next `count` requests; see `router/mock_worker/src/fault.rs`."""
         post_json(self.url + "/mock/fault", fault)
 
 
 @contextlib.contextmanager
 def mock_engine(**flags: Flag) -> Iterator[MockEngine]:
-    """Built if it is not; instant unless `flags` give it times."""
+    """Builds and starts a mock engine. It answers at once unless `flags` set times."""
     instant: dict[str, Flag] = {
         "prefill_rate": "inf",
         "decode_base_ms": 0,
         "decode_per_request_ms": 0,
     }
     cargo = ["cargo", "run", "--quiet", "--locked", "-p", "mla-mock-worker"]
-    cargo += ["--bin", "mla-mock-worker", "--"]  # cargo becomes the program it runs
+    cargo += ["--bin", "mla-mock-worker", "--"]  # cargo replaces itself by the program
     process = subprocess.Popen(
         [*cargo, *to_argv(instant | flags)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -70,7 +70,7 @@ def random_cache(
 def expected_attention(
     q: Tensor, paged: PagedCache, latent: int, scale: float, queries: int
 ) -> Tensor:
-    """[B, H, latent] float64 of q [B, H, width], B = requests x queries."""
+    """Returns [B, H, latent] float64 for q [B, H, width], B = requests x queries."""
     out = torch.empty(*q.shape[:2], latent, dtype=torch.float64, device=q.device)
     for request, rows in enumerate(paged.rows):
         for i in range(queries):
@@ -84,7 +84,7 @@ def expected_attention(
 def expected_gqa(
     q: Tensor, paged: PagedCache, groups: int, v_head_dim: int, scale: float
 ) -> Tensor:
-    """[R, H, v_head_dim] float64 of q [R, H, width], rows being the keys of all groups, then the
+    """Returns [R, H, v_head_dim] float64 for q [R, H, width]. A row has the keys of all groups, then the
     values."""
     width, share = q.shape[-1], q.shape[1] // groups
     out = torch.empty(*q.shape[:2], v_head_dim, dtype=torch.float64, device=q.device)

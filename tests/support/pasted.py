@@ -1,4 +1,4 @@
-"""Commands that a program prints for its user to paste."""
+"""Commands that a program prints for its user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 
 def curl_lines(output: str) -> list[list[str]]:
-    """As a shell would run them: what a line says from `curl` on."""
+    """Returns the commands as a shell would run them: the part of each line from `curl` on."""
     joined = output.replace("\\\n", " ")
     return [
         shlex.split(line[line.index("curl ") :]) for line in joined.splitlines() if "curl " in line

@@ -1,6 +1,6 @@
-"""The project's real processes, started for a test and surely gone after it.
+"""Starts the project's processes for a test, and ends all of them after it.
 
-Each runs as a user would start it, with its output in a file that is shown when the test fails.
+Each starts as a user would start it. Its output goes to a file, which is shown if the test fails.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from support.procfs import Pid, descendants
 Flag = str | int | float | bool | Path | None
 
 ROOT = Path(__file__).resolve().parents[2]
-# After so many seconds, what is awaited never comes: however busy a machine is, it has come by then.
+# An awaited event that is later than this never comes, even on a busy machine.
 PATIENCE_S = 90.0
-# Of a router's limits, those by which it finds workers that hang. Here no worker hangs, but any process
-# may be kept waiting for seconds; those that die are found by their closed connections, at once.
+# The router's limits that find hanging workers. In these tests no worker hangs, but any process
+# may wait for seconds. Dead workers are found at once by their closed connections.
 PATIENT_ROUTER: dict[str, Flag] = {
     "health_check_timeout_secs": 60,
     "first_token_timeout_secs": 300,
     "inter_token_timeout_secs": 300,
 }
 REPLAY_KEY = "shared-by-routers-and-workers-of-tests"
-PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
+PORTS = range(20_000, 30_000)  # below the system's range for outgoing connections
 PORTS_OF_A_RUN = 500
-PORT_STEP = 5  # a launcher's workers get the ports from its base port on
+PORT_STEP = 5  # the workers of a launcher use the ports from its base port on
 
 T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | None], what: str) -> T:
-    """The first true value of `condition`, which is asked again every 50 ms."""
+    """Returns the first true value of `condition`, which is called every 50 ms."""
     deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -71,7 +71,7 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
 
 
 def status_of(url: str, timeout: float = PATIENCE_S) -> int:
-    """HTTP status of a GET; 0 if nobody answers."""
+    """Returns the HTTP status of a GET; 0 without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
             return int(response.status)
@@ -83,8 +83,8 @@ def status_of(url: str, timeout: float = PATIENCE_S) -> int:
 
 @cache
 def _own_ports() -> tuple[Iterator[int], socket.socket]:
-    """Ports that no other run of tests on this machine gives out, in turn; the claim to them, an abstract
-    Unix socket, goes with this process."""
+    """Returns an endless iterator over ports that no other run of tests on this machine uses, and the claim to them: an
+    abstract Unix socket, which the kernel closes at the end of this process."""
     starts = list(PORTS[::PORTS_OF_A_RUN])
     random.SystemRandom().shuffle(starts)
     for start in starts:
@@ -97,7 +97,7 @@ def _own_ports() -> tuple[Iterator[int], socket.socket]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has, nor is given before some time has passed: who gets one listens on it only
+    """Returns free ports that are not returned again for some time: a test listens on its port only
     seconds later, and again after a restart."""
     ports: list[int] = []
     turns, _ = _own_ports()
@@ -110,7 +110,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def to_argv(flags: dict[str, Flag]) -> list[str]:
-    """`page_size=1, disable_radix_cache=True` as `--page-size=1 --disable-radix-cache`."""
+    """Returns `page_size=1, disable_radix_cache=True` as `--page-size=1 --disable-radix-cache`."""
     argv = []
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")
@@ -123,7 +123,7 @@ def to_argv(flags: dict[str, Flag]) -> list[str]:
 
 @dataclass
 class Running:
-    """A started program; `url` is where it serves."""
+    """A started program that serves at `url`."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -138,7 +138,7 @@ class Running:
         return self.log.read_text(errors="replace")
 
     def tree(self) -> list[Pid]:
-        """All living descendants; remembered, so that `stop` finds those who lost their parent."""
+        """Returns all living descendants. Keeps them, so that `stop` finds processes that lost their parent."""
         found = descendants(self.pid)
         self.seen.update(found)
         return found
@@ -157,7 +157,7 @@ class Running:
         wait_until(ready, f"{self.url}{path} answers 200")
 
     def stop(self) -> None:
-        """End the whole tree, gently where it listens and by force where it does not."""
+        """Ends the whole tree: by SIGINT, then by SIGKILL."""
         self.tree()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -173,7 +173,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Running]:
-    """Start `python <argv>` and wait for a 200 from `ready_path`."""
+    """Starts `python <argv>` and waits for a 200 from `ready_path`."""
     # One thread each: several torch processes share the few cores of a CI machine.
     environment = os.environ | {
         "MLA_ROUTER_REPLAY_KEY": REPLAY_KEY,
@@ -192,7 +192,7 @@ def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Runni
                 stderr=subprocess.STDOUT,
                 env=environment,
                 cwd=folder,
-                # A group of its own: signals to it reach all that a terminal's would, and not us.
+                # A separate process group: signals to it reach the same processes as from a terminal, but not the tests.
                 start_new_session=True,
             )
         started = Running(process, url, log)
@@ -208,7 +208,7 @@ def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Runni
 
 @contextlib.contextmanager
 def worker(model_path: Path | None = None, **flags: Flag) -> Iterator[Running]:
-    """One worker alone, from its own entry."""
+    """Starts one worker without a router."""
     (port,) = free_ports(1)
     values = {"model_path": model_path, "port": port, "device": "cpu", "cpu_threads": 1} | flags
     argv = ["-m", "mla_router.launch_worker", *to_argv(values)]
@@ -218,7 +218,7 @@ def worker(model_path: Path | None = None, **flags: Flag) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> Iterator[Running]:
-    """Router and `dp_size` workers; ready when every worker is in rotation."""
+    """Starts a router and `dp_size` workers, and waits until every worker is in rotation."""
     port, base_port = free_ports(2)
     values = {
         "model_path": model_path,
@@ -240,7 +240,7 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
 
 @contextlib.contextmanager
 def router(worker_urls: list[str], **flags: Flag) -> Iterator[Running]:
-    """The router alone, in front of workers that run already."""
+    """Starts a router in front of running workers."""
     (port,) = free_ports(1)
     argv = ["-m", "mla_router.launch_router", *to_argv({"port": port} | PATIENT_ROUTER | flags)]
     argv += ["--worker-urls", *worker_urls]
@@ -252,13 +252,13 @@ def router(worker_urls: list[str], **flags: Flag) -> Iterator[Running]:
 def together(
     *starts: contextlib.AbstractContextManager[Running],
 ) -> Iterator[list[Running]]:
-    """Several programs started at the same time: what they load, they load side by side."""
+    """Starts several programs at the same time, so that they load in parallel."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         yield list(pool.map(stack.enter_context, starts))
 
 
 def workers(url: str) -> list[dict[str, Any]]:
-    """What the router says about its workers."""
+    """Returns the router's list of workers."""
     answer: dict[str, list[dict[str, Any]]] = get_json(url + "/workers")
     return answer["workers"]
 

@@ -1,6 +1,6 @@
-"""What /proc says about processes: who descends from whom, who is alive, who listens on a port.
+"""Processes by /proc: their descendants, their state, and the ports on which they listen.
 
-Tests that kill things must not trust what the killed program says about itself.
+Tests that kill a program must not rely on that program's own reports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Pid:
-    """A process; the start time tells it from a later one that was given the same number."""
+    """A process. Its start time distinguishes it from a later process with the same number."""
 
     number: int
     started: int  # clock ticks after boot
@@ -29,13 +29,13 @@ class Pid:
 
 
 def _read(number: int) -> Pid | None:
-    """The process, or None if it is gone or a zombie: dead and only waiting for its parent."""
+    """Returns the process, or None if it has ended or is a zombie."""
     try:
         stat = (PROC / str(number) / "stat").read_text()
         command = (PROC / str(number) / "cmdline").read_bytes()
     except OSError:
         return None
-    state, parent, *rest = stat.rpartition(")")[2].split()  # the name before it may hold blanks
+    state, parent, *rest = stat.rpartition(")")[2].split()  # the name before it may have spaces
     if state in "ZX":
         return None
     words = command.replace(b"\0", b" ").decode(errors="replace").strip()
@@ -48,7 +48,7 @@ def _all() -> list[Pid]:
 
 
 def descendants(root: int) -> list[Pid]:
-    """Children of `root`, their children and so on; parents come before their children."""
+    """Returns the descendants of `root`. Parents come before their children."""
     by_parent: dict[int, list[Pid]] = {}
     for pid in _all():
         by_parent.setdefault(pid.parent, []).append(pid)
@@ -63,15 +63,15 @@ def descendants(root: int) -> list[Pid]:
 
 def _open_files(number: int) -> list[str]:
     targets = []
-    with contextlib.suppress(OSError):  # it may end while it is looked at
+    with contextlib.suppress(OSError):  # the process may end meanwhile
         for handle in (PROC / str(number) / "fd").iterdir():
-            with contextlib.suppress(OSError):  # or close this file
+            with contextlib.suppress(OSError):  # or close the file
                 targets.append(os.readlink(handle))
     return targets
 
 
 def listener(port: int) -> int:
-    """Number of the process that listens on this TCP port of an IPv4 address."""
+    """Returns the id of the process that listens on this TCP port of an IPv4 address."""
     inodes = set()
     for line in (PROC / "net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

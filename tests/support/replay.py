@@ -1,4 +1,5 @@
-"""A router's part in replay, in its simplest form: keep the ids of a stream, cut it, continue it."""
+"""The router's part of a continuation, in its simplest form: keeps the token ids of a stream, cuts it, and continues
+it."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    marks: list[str]  # what its comment lines say
+    marks: list[str]  # its comment lines
     data: str
-    name: str = ""  # of an event of /v1/responses
+    name: str = ""  # name of an event of /v1/responses
 
     @property
     def body(self) -> Any:
@@ -32,15 +33,15 @@ class Stream:
     status: int
     headers: dict[str, str]
     events: list[Event] = field(default_factory=list)
-    error: str = ""  # the body, if it is no stream
+    error: str = ""  # the body of an answer without a stream
 
     @property
     def data(self) -> list[str]:
         return [event.data for event in self.events]
 
     def after(self, cut: int, begun: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The `continuation` of this stream, if it breaks behind its first `cut` events; `begun` is
-        the one with which it was itself begun."""
+        """Returns the `continuation` of this stream after its first `cut` events. `begun`: the `continuation`
+        with which this stream began."""
         choices = copy.deepcopy(begun["choices"]) if begun else []
         for mark in (mark for event in self.events[:cut] for mark in event.marks):
             index, ids, *reason = mark.split(" ")
@@ -62,7 +63,7 @@ async def stream(
     key: str = REPLAY_KEY,
     **extra: Any,
 ) -> Stream:
-    """Send `body` with what `extra` adds to it, and read the whole answer."""
+    """Sends `body` with the fields `extra`, and reads the whole answer."""
     sent = json.dumps(body | {"stream": True} | extra).encode()
     headers = {"Content-Type": "application/json"}
     if replay:

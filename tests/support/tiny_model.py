@@ -77,7 +77,7 @@ def yarn(**mscales: float) -> dict[str, Any]:
 
 
 def llama3(**changes: float) -> dict[str, Any]:
-    """All three kinds of pairs: left alone, blended and slowed down."""
+    """Rotary scaling with all three kinds of pairs: unchanged, interpolated, and slowed down."""
     return {
         "rope_type": "llama3",
         "rope_theta": 5000.0,

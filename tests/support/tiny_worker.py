@@ -1,4 +1,4 @@
-"""A worker made of the standard library: enough for a router to find it healthy and proxy to it."""
+"""A minimal worker from the standard library, which a router finds healthy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.processes import PATIENCE_S
 
 @dataclass
 class TinyWorker:
-    """Answers a completion with its own port and what it was sent, once `may_answer` is set."""
+    """Answers a completion with its port and the received body, once `may_answer` is set."""
 
     url: str
     bodies: list[bytes] = field(default_factory=list)
@@ -45,7 +45,7 @@ def tiny_worker() -> Iterator[TinyWorker]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            del format, args  # pytest shows what matters
+            del format, args  # no access log
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     worker = TinyWorker(f"http://127.0.0.1:{server.server_port}")
