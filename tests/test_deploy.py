@@ -1,4 +1,4 @@
-"""deploy/ speaks of what there is: metrics, labels, files and versions. No container engine is needed."""
+"""deploy/ uses existing metrics, labels, files and versions. The tests need no container engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expressions() -> list[str]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_every_metric_and_label_is_one_of_the_routers(expression: str) -> None:
+def test_every_metric_and_label_exists_in_the_router(expression: str) -> None:
     named = set(re.findall(r"\b(?:mla_router|process)_\w+", expression))
     assert named
     for name in named:
@@ -44,13 +44,13 @@ def test_every_metric_and_label_is_one_of_the_routers(expression: str) -> None:
             assert f'"{value}"' in labels, value
 
 
-def test_every_alert_says_how_bad_it_is_and_why() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     for rule in alert_rules():
         assert rule["labels"]["severity"] in ("page", "ticket"), rule
         assert rule["annotations"]["summary"], rule
 
 
-def test_files_that_compose_mounts_are_there() -> None:
+def test_files_that_compose_mounts_exist() -> None:
     services = load(DEPLOY / "compose.yaml")["services"]
     mounted = [volume for service in services.values() for volume in service.get("volumes", ())]
     for volume in mounted:

@@ -1,4 +1,4 @@
-"""What the documents say of each other."""
+"""Links and names between the documents."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 
 
 def anchors(text: str) -> set[str]:
-    """Those of a document's headings, as GitHub makes them."""
+    """Returns the anchors of a document's headings, as on GitHub."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     broken = []
     for document in DOCUMENTS:
         for target, anchor in LINK.findall(document.read_text()):
             if ":" in target:
-                continue  # a page of another site
+                continue  # an external page
             path = document.parent / target if target else document
             if not path.exists():
                 broken.append(f"{document.name}: {target}")
@@ -37,8 +37,8 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_figures_of_the_readme_are_those_of_the_whole_account() -> None:
-    """Tables stand in both, and are changed in both."""
+def test_figures_of_the_readme_are_in_docs_measured() -> None:
+    """Each row of the README's tables is also in docs/measured.md."""
     readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs/measured.md").read_text()
     section = readme.partition("## Measured\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
@@ -46,7 +46,7 @@ def test_figures_of_the_readme_are_those_of_the_whole_account() -> None:
     assert [row for row in rows if row not in measured] == []
 
 
-def test_every_test_that_the_docs_name_exists() -> None:
+def test_every_test_named_in_the_docs_exists() -> None:
     named = re.findall(r"`([\w./]+)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
     assert named
     for file, test in named:

@@ -1,4 +1,4 @@
-"""Every Python file of examples/ runs as its docstring says, against real servers."""
+"""Every Python file of examples/ runs by the command of its docstring, against real servers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_answer_follows_its_schema(server: Running) -> None:
     assert re.fullmatch(r"name='.*' age=-?\d+ role='(engineer|doctor|teacher)'\n", printed), printed
 
 
-def test_the_bindings_serve_and_let_go(server: Running) -> None:
+def test_the_bindings_serve_and_stop(server: Running) -> None:
     urls = workers_of(server)
     printed = run("bindings.py", *urls)
     assert all(f"{url} healthy" in printed for url in urls), printed
@@ -78,7 +78,7 @@ def test_a_router_stands_in_front_of_engines(server: Running) -> None:
     assert "'healthy'" in done.stdout, done.stdout
 
 
-def test_the_list_of_examples_is_whole() -> None:
+def test_the_list_of_examples_is_complete() -> None:
     listed = set(re.findall(r"\]\(([\w/.]+)\)", (EXAMPLES / "README.md").read_text()))
     there = {path.name for path in EXAMPLES.glob("*.py")}
     assert there == {name for name in listed if name.endswith(".py")}

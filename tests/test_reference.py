@@ -1,6 +1,6 @@
-"""docs/reference is what the code says: every flag and every endpoint.
+"""docs/reference has every flag and every endpoint of the code.
 
-`UPDATE_DOCS=1 make test-python ARGS=tests/test_reference.py` writes the pages anew."""
+`UPDATE_DOCS=1 make test-python ARGS=tests/test_reference.py` writes the pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page(title: str, intro: str, sections: Iterable[tuple[str, str]]) -> str:
 
 
 def parser_sections(parser: argparse.ArgumentParser, heads: str = "") -> Iterator[tuple[str, str]]:
-    """The groups of --help whose titles begin with `heads`, each as a table."""
+    """Yields the groups of --help whose titles begin with `heads`, each as a table."""
     say = parser._get_formatter()._expand_help
     for group in parser._action_groups:
         shown = [
@@ -130,7 +130,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_code_says(name: str) -> None:
+def test_a_page_agrees_with_the_code(name: str) -> None:
     file, text = REFERENCE / name, PAGES[name]()
     if os.environ.get("UPDATE_DOCS") == "1":
         REFERENCE.mkdir(exist_ok=True)

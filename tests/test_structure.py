@@ -46,7 +46,7 @@ SERVER_MAY_NOT = tuple(
     f"mla_router.worker.{room}."
     for room in ("kernels", "kv_cache", "model", "engine", "grammar", "scheduler")
 )
-# Names whose import means that data can be executed.
+# Modules that can execute data.
 EXECUTES_DATA = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 UNFINISHED = re.compile(
     "|".join((r"\bTO" + r"DO\b", r"\bFIX" + r"ME\b", r"\bXX" + r"X\b", "Not" + "ImplementedError"))
@@ -152,7 +152,7 @@ def test_only_config_modules_read_the_environment() -> None:
     assert offenders == []
 
 
-def test_nothing_executes_what_it_reads() -> None:
+def test_no_module_can_execute_data() -> None:
     offenders = []
     for path in PYTHON:
         # A test may check that eval(repr(x)) == x.
@@ -177,7 +177,7 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_no_source_is_too_long() -> None:
-    """Split a longer one by concept."""
+    """A longer file must be split by concept."""
     counts = {name(path): lines(path) for path in sources()}
     assert {path: count for path, count in counts.items() if count > MAX_LINES} == {}
 
@@ -187,7 +187,7 @@ def test_no_source_is_unfinished() -> None:
     assert {path: match for path, match in found.items() if match} == {}
 
 
-def test_no_file_names_a_folder_of_somebodys_machine() -> None:
+def test_no_file_has_an_absolute_path_of_a_machine() -> None:
     listed = subprocess.run(
         ["git", "grep", "--cached", "-I", "-n", "-P", MACHINE_PATH.pattern],
         cwd=ROOT,

@@ -1,6 +1,6 @@
-"""What the scripts of this folder share: where the server is, and one line of output for each check.
+"""Common code of the scripts in this folder: their arguments, and one line of output for each check.
 
-A script runs in an environment of its own, in which nothing of this project is installed. `run.py`
+A script runs in a separate environment without this project. `run.py`
 starts it as `SCRIPT URL MODEL TOKENIZER FOLDER`.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-KEY = "unused"  # clients want one; the server is started without
+KEY = "unused"  # clients require a key; the server has none
 PASSED, FAILED = "passed", "FAILED"
-MAX_CHARS = 400  # of what is said of a failure; the rest is in the log
+MAX_CHARS = 400  # of a failure's message; the rest is in the log
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Server:
     url: str
     model: str
     tokenizer: Path  # folder with the model's tokenizer
-    folder: Path  # empty, to write to
+    folder: Path  # an empty folder for output
 
     @property
     def v1(self) -> str:
@@ -32,7 +32,7 @@ class Server:
 
 
 def main(*checks: Callable[[Server], None]) -> None:
-    """Run all of them, whatever becomes of one; exit with 1 if one failed."""
+    """Runs all checks, also after a failure. Exits with 1 if any failed."""
     url, model, tokenizer, folder = sys.argv[1:]
     server = Server(url, model, Path(tokenizer), Path(folder))
     passed = [_passes(check, server) for check in checks]
@@ -52,7 +52,7 @@ def _passes(check: Callable[[Server], None], server: Server) -> bool:
 
 
 def command(*words: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a program of the script's environment; print and return its output."""
+    """Runs a program of the script's environment. Prints and returns its output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         list(map(str, words)),

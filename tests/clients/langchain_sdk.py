@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 
 
 class Verdict(pydantic.BaseModel):
-    """What is thought of it."""
+    """The opinion on a text."""
 
     verdict: Literal["yes", "no"]
 

@@ -1,7 +1,7 @@
 # /// script
-# dependencies = ["litellm==1.106.2", "mcp"]  # it imports mcp where there are tools
+# dependencies = ["litellm==1.106.2", "mcp"]  # it imports mcp for tools
 # ///
-"""LiteLLM, as most gateways call an OpenAI-compatible server."""
+"""LiteLLM, with which many gateways call OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it is fetched at import
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it is downloaded at import
 
 import litellm
 from checks import KEY, Server, main

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from checks import KEY, Server, command, main
 
-# All that a model without eyes can be asked.
+# All tests without images.
 TESTS = ("basic-response", "system-prompt", "multi-turn", "tool-calling", "error-handling")
 TESTS += ("streaming-response", "streaming-usage")
 
@@ -16,7 +16,7 @@ def _comply(server: Server, form: str, *names: str) -> None:
     where = ("-u", server.v1, "-k", KEY, "-m", server.model)
     flags = ("--filter", ",".join(names), "--timeout", "300")
     output = command("llm-comply", "--format", form, *flags, *where, cwd=server.folder)
-    assert f"All {len(names)} tests passed!" in output  # a name that it does not know is ignored
+    assert f"All {len(names)} tests passed!" in output  # it ignores unknown names
 
 
 def chat(server: Server) -> None:

@@ -37,7 +37,7 @@ QUESTIONS = 12
 
 
 def _evaluate(server: Server, model: str, path: str, tasks: str, *more: str) -> dict[str, Any]:
-    """The samples of each task."""
+    """Returns the samples of each task."""
     folder = server.folder / model / tasks
     (folder / "tasks").mkdir(parents=True)
     data = folder / "questions.jsonl"

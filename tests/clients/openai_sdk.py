@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["openai==3.54.0"]
 # ///
-"""OpenAI's own package: every form of prompt, streams, scores, tools, schemas, errors."""
+"""OpenAI's package: all forms of prompts, streams, logprobs, tools, schemas, errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def scores(server: Server) -> None:
     assert len(scored.tokens) == answer.usage.total_tokens
     of_prompt = scored.tokens[
         : answer.usage.prompt_tokens
-    ]  # of the answer, parts of characters too
+    ]  # of the answer, including parts of characters
     assert "".join(of_prompt).endswith("Once"), of_prompt  # a BOS token is before it
     assert answer.choices[0].text.startswith("Once")
 
@@ -135,7 +135,7 @@ def tools(server: Server) -> None:
 
 
 def a_schema(server: Server) -> None:
-    # A model that has never seen such JSON may put blanks where it can: a bounded number of them.
+    # A model without training on such JSON may write whitespace wherever it is allowed, but a limited number of times.
     answer = client(server).chat.completions.parse(
         model=server.model, messages=MESSAGES, response_format=Verdict, max_tokens=512
     )

@@ -1,10 +1,10 @@
-"""Independent clients, unchanged, against a real router and two workers with the shipped model.
+"""Independent, unchanged clients against a real router and two workers with the shipped model.
 
     make test-clients                          # ARGS="--venvs DIR openai_sdk lm_eval_cli"
 
-Each client is a script of this folder, which says at its top what is to be installed; uv makes it an
-environment of its own, thrown away at the end unless `--venvs` names a place to keep them. What is
-checked is the protocol, not the sense of what a small model says. What a client printed is in
+Each client is a script of this folder, which names its packages at its top; uv creates an
+environment for it, which is deleted at the end unless `--venvs` names a folder. The
+scripts check the protocol, not the quality of the small model's answers. The output of the clients is in
 `target/clients`. Ends with a table, and with 1 if a check failed.
 """
 
@@ -32,13 +32,13 @@ from support import processes
 
 TOKENIZER = processes.ROOT / "worker/model/small"
 LOGS = processes.ROOT / "target/clients"
-VERSION = re.compile(r'"[\w-]+(?:\[\w+\])?==([^"]+)"')  # the first that is named is the client's
-TIMEOUT = 900.0  # seconds for one client, its installation included; it is killed then
+VERSION = re.compile(r'"[\w-]+(?:\[\w+\])?==([^"]+)"')  # the first package is the client
+TIMEOUT = 900.0  # seconds until a client is killed, its installation included
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one client."""
+    """The result of one client."""
 
     client: str
     version: str
@@ -80,7 +80,7 @@ def run(client: str, server: processes.Running, model: str, environment: dict[st
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # a client starts processes, too, which have to end with it
+            start_new_session=True,  # the processes of a client must end with it
         )
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
@@ -118,7 +118,7 @@ def table(rows: list[Row]) -> str:
 
 @contextlib.contextmanager
 def environments(kept: Path | None) -> Iterator[dict[str, str]]:
-    """The environment variables of the clients; uv makes their environments in its cache."""
+    """Returns the environment variables of the clients. uv creates their environments in its cache."""
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with contextlib.ExitStack() as stack:
         folder = kept or stack.enter_context(tempfile.TemporaryDirectory(prefix="mla-venvs-"))

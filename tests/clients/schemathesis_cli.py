@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["schemathesis==4.32.5"]
 # ///
-"""Schemathesis on our own OpenAPI document: requests made from it, answers checked against it."""
+"""Schemathesis with our OpenAPI document: generated requests, and answers checked against it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 CHECKS += ",response_headers_conformance,response_schema_conformance"
 
 
-# The document is a worker's. These the router answers for all of them together, or does not have.
+# The document is that of a worker. The router answers these paths for all workers together, or does not have them.
 ROUTERS_OWN = "^/(health|health_generate|get_load|get_server_info|metrics|flush_cache"
 ROUTERS_OWN += "|abort_request|start_profile|stop_profile)$"
 

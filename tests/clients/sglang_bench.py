@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["aiohttp", "numpy", "requests", "tqdm", "transformers>=5"]
 # ///
-"""bench_serving.py of sglang==0.4.0, the one file, on /v1/completions and /generate."""
+"""The file bench_serving.py of sglang==0.4.0, on /v1/completions and /generate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = 12
 def _bench(server: Server, backend: str, *words: str) -> None:
     folder = server.folder / backend
     folder.mkdir()
-    # The package itself wants torch and a GPU; the benchmark needs nothing of it.
+    # The package requires torch and a GPU, but the benchmark does not use it.
     uv = os.environ["UV"]
     package = folder / "package"
     command(uv, "pip", "install", "-q", "--no-deps", "--target", package, SGLANG, cwd=folder)
@@ -29,7 +29,7 @@ def _bench(server: Server, backend: str, *words: str) -> None:
         *("--max-concurrency", "4", *words),
         cwd=folder,
         HF_HUB_OFFLINE="1",
-        HOME=str(folder),  # it keeps prompts there
+        HOME=str(folder),  # it stores prompts there
     )
     assert json.loads(out.read_text())["completed"] == PROMPTS
 

@@ -1,4 +1,4 @@
-"""What `make venv` installs, seen from the uv that it calls."""
+"""The packages that `make venv` installs, with a stand-in for uv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CUDA = ("torch", "nvidia-", "cuda-")
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """Has a uv that writes down how it is called, and the requirements that it is given."""
+    """Returns a folder with a `uv` that records its calls and its requirements."""
     uv = tmp_path / "uv"
     uv.write_text(UV)
     uv.chmod(0o755)
@@ -31,24 +31,24 @@ def bin_folder(tmp_path: Path) -> Path:
 
 
 def install(bin_folder: Path, *argv: str) -> list[str]:
-    """The calls of uv."""
+    """Returns the calls of uv."""
     subprocess.run([ROOT / ".ci" / "install-locked", bin_folder, *argv], check=True)
     return (bin_folder / "calls").read_text().splitlines()
 
 
 def packages(requirements: str) -> dict[str, int]:
-    """How many hashes each package has."""
+    """Returns the number of hashes of each package."""
     blocks = re.split(r"^(?=[a-z])", requirements, flags=re.MULTILINE)[1:]
     return {block.partition("==")[0]: block.count("--hash=sha256:") for block in blocks}
 
 
-def test_everything_is_checked_by_its_hash(bin_folder: Path) -> None:
+def test_every_package_is_checked_by_its_hash(bin_folder: Path) -> None:
     (call,) = install(bin_folder)
     assert "--require-hashes" in call
     assert (bin_folder / "requirements").read_text() == LOCK
 
 
-def test_for_cpus_all_but_torch_is_checked_by_its_hash(bin_folder: Path) -> None:
+def test_for_cpus_all_packages_but_torch_are_checked_by_their_hash(bin_folder: Path) -> None:
     torch, others = install(bin_folder, "cpu")
     assert re.search(r"--no-deps --torch-backend cpu torch==[\d.]+$", torch)
     assert "--no-deps --require-hashes" in others
@@ -58,7 +58,7 @@ def test_for_cpus_all_but_torch_is_checked_by_its_hash(bin_folder: Path) -> None
     assert {"triton", "numpy", "sympy", "networkx"} <= set(expected), "what torch itself needs"
 
 
-def test_an_installation_says_its_size_before_it_begins() -> None:
+def test_an_installation_prints_its_size_first() -> None:
     def said(*argv: str) -> str:
         command = [ROOT / ".ci" / "announce-install", *argv]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""What is shipped: maturin drops linked folders without a word, so the archives are looked into."""
+"""The content of the packages: maturin drops linked folders silently, so the tests read the archives."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist.
+    """Builds the wheel and the sdist into a folder.
 
-    The extension is the one of the checkout, not optimized unless $CARGO_PROFILE says `release`.
+    The extension is that of the checkout, unoptimized unless $CARGO_PROFILE is `release`.
     """
     folder: Path = tmp_path_factory.mktemp("dist")
     maturin = str(Path(sys.executable).with_name("maturin"))
@@ -55,12 +55,12 @@ def in_wheel(wheel: Path) -> set[str]:
 def in_sdist(dist: Path) -> set[str]:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        # Without the folder that an sdist has around everything.
+        # Without the top folder of an sdist.
         return {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in archive.getnames()}
 
 
 def sources() -> set[str]:
-    """Every file of the project that belongs to the package, by its place in the wheel."""
+    """Returns all files of the package, by their paths in the wheel."""
     listed = run(
         "git", "ls-files", "--cached", "--others", "--exclude-standard", "worker", "launch"
     )
@@ -70,8 +70,8 @@ def sources() -> set[str]:
     return package | {"mla_router/py.typed"}
 
 
-def test_the_sources_are_more_than_a_few() -> None:
-    """Or the comparisons below would compare nothing."""
+def test_there_are_many_sources() -> None:
+    """Otherwise the comparisons below would compare empty sets."""
     assert {"mla_router/worker/core.py", "mla_router/launch/server.py"} <= sources()
     assert "mla_router/worker/model/small/model.safetensors" in sources()
 
@@ -87,7 +87,7 @@ def test_the_sdist_holds_every_source(in_sdist: set[str]) -> None:
     assert not [name for name in in_sdist if name.endswith((".pyc", ".so"))]
 
 
-def test_what_the_package_says_of_itself(wheel: Path) -> None:
+def test_metadata_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         page = email.message_from_bytes(archive.read(name))
@@ -96,7 +96,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
     assert page["Author"] == "the mla-router developers"
     text = page.get_payload()
     assert isinstance(text, str)
-    # Nothing of a package's page can point into the repository, and no index draws diagrams.
+    # A package's page cannot have links into the repository or diagrams.
     assert "mermaid" not in text
     assert re.findall(r"\]\((?!https?://)", text) == []
 
@@ -125,7 +125,7 @@ print("version", __version__)
 
 @pytest.fixture(scope="session")
 def router_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh venv with the wheel, no extras, and no index to take anything from."""
+    """Returns the Python of a new venv with the wheel, without extras and without a package index."""
     folder: Path = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -157,7 +157,7 @@ def test_the_router_alone_needs_nothing_else(router_only: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["launch_server", "launch_worker"])
-def test_a_worker_says_what_it_lacks(router_only: Path, entry: str) -> None:
+def test_a_worker_reports_missing_packages(router_only: Path, entry: str) -> None:
     done = in_venv(router_only, "-m", f"mla_router.{entry}")
     assert done.returncode == 1
     assert done.stderr.startswith("error: a worker needs torch, ")
