@@ -1,4 +1,4 @@
-"""The dashboard in a browser, at the width of a desk and of a phone: `make test-dashboard`."""
+"""The dashboard in a browser, on a desktop and on a phone: `make test-dashboard`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(
     browser.BINARY is None, reason="no Chromium: apt-get install chromium"
 )
 
-# Where to put the pictures of the page; the docs show them.
+# Folder for the screenshots in the docs.
 PICTURES = os.environ.get("DASHBOARD_PICTURES")
 MAX_PICTURE = 300 * 1024
-# Traffic before the picture: its charts should have something to show.
+# Seconds of traffic before the screenshot, so that its charts have data.
 TRAFFIC_S = 120.0 if PICTURES else 3.0
 
 PHONE = {"width": 390, "height": 844, "phone": True}
@@ -45,7 +45,7 @@ NOTE = re.compile(
 
 
 async def _converse(url: str, number: int, until: float) -> None:
-    """Conversations that grow, so that a prefix is found in a cache from the second turn on."""
+    """Sends growing conversations, whose prefix is cached from the second turn on."""
     async with client.session() as http:
         while time.monotonic() < until:
             text = f"This is conversation {number}. " * 12
@@ -60,7 +60,7 @@ async def _converse(url: str, number: int, until: float) -> None:
 
 
 async def _ask(page: browser.Page, question: str, phone: bool) -> tuple[str, str]:
-    """The answer and what the page says about it."""
+    """Returns the answer and the page's text about it."""
     before = len(await page.evaluate(ANSWERS))
     await page.type("#message", question, enter=not phone)
     if phone:
@@ -118,7 +118,7 @@ def test_it_shows_the_workers_and_talks_to_the_model(
                 assert answer.strip()
                 assert NOTE.match(note), note
 
-            # Nothing is wider than the screen, and there is room to type.
+            # Nothing is wider than the screen, and the text field has room.
             wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
             assert not await page.evaluate(wide)
             input_width = "document.querySelector('#message').getBoundingClientRect().width"
@@ -129,7 +129,7 @@ def test_it_shows_the_workers_and_talks_to_the_model(
             assert 10_000 < shot.stat().st_size <= MAX_PICTURE
             await traffic
 
-            # Loaded again, the page has what it had.
+            # A reload shows the same conversation.
             points = await page.evaluate(POINTS)
             said = await page.evaluate(ANSWERS)
             assert points > 3 and len(said) == 2
@@ -154,7 +154,7 @@ def test_a_dead_worker_is_red_and_says_why() -> None:
             async with browser.page() as page:
                 await page.open(router.url + "/dashboard")
                 await page.until(f"{ROWS}[0]?.[0] == 'good'")
-                # An engine that says nothing of its cache or its tokens: a dash and no wrong zero.
+                # An engine without reports of its cache and tokens has a dash, not a wrong zero.
                 assert (await page.evaluate(ROWS))[0][-1] == "–"
                 await worker.close()
                 await page.until(f"{ROWS}[0][0] == 'bad'")
@@ -184,7 +184,7 @@ def test_it_asks_for_the_key() -> None:
                 await page.type("#admin-key", "for-admins")
                 await page.until("!document.querySelector('main').hidden")
                 await page.until("!document.querySelector('#nobody').hidden")
-                # Not in the address, and not kept beyond the tab.
+                # The key is not in the address, and not kept after the tab is closed.
                 assert await page.evaluate("location.search + location.hash") == ""
                 assert await page.evaluate("localStorage.length") == 0
 
@@ -192,7 +192,7 @@ def test_it_asks_for_the_key() -> None:
 
 
 def test_names_of_models_are_text() -> None:
-    """Whoever runs a worker chooses the name of its model."""
+    """The operator of a worker chooses the name of its model, so it may contain HTML."""
     name = "<img src=x onerror=\"document.title='taken'\">"
 
     async def check() -> None:
@@ -245,7 +245,7 @@ def test_every_control_has_an_accessible_name() -> None:
                     "at most tokens": "spinbutton",
                     "Send": "button",
                 }
-                # For a screen on a wall, by an address that can be kept.
+                # The address for a screen on a wall.
                 await page.click("#wall")
                 await page.until("location.hash == '#wall'")
                 await page.until("!document.querySelector('#chat').checkVisibility()")

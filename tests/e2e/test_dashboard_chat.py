@@ -1,4 +1,4 @@
-"""The dashboard's chat in a browser, with an engine that writes what a test says."""
+"""The dashboard's chat in a browser, with scripted answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = "[...document.querySelectorAll('#talk article .body')].map((body) => bod
 
 
 class Engine:
-    """Answers each conversation with a text, in pieces, or writes without end."""
+    """Answers each conversation with a text in several pieces, or without end."""
 
     def __init__(self, answer: str | None = ANSWER) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""A scheduler that is stopped while its HTTP server lives on: its requests are answered by the other worker."""
+"""A stopped scheduler with a running API process: the other worker answers its requests."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from support.procfs import descendants, listener
 STREAMS = 6
 WHOLES = 6
 TOKENS = 240
-# It is 2.5 s on a machine that has nothing else to do.
+# It is 2.5 s on an idle machine.
 LONGEST_GAP_S = 10.0
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[processes.Running]:
-    """Its router's own limits are minutes away: only the worker's word on its scheduler can help."""
+    """Starts servers whose router has limits of minutes: only the worker's report on its scheduler can help."""
     with processes.server(dp_size=2, router_policy="round_robin") as server:
         yield server
 
 
 @dataclass
 class Stream:
-    """What a client has got of a stream."""
+    """The part of a stream that a client has received."""
 
     text: str = ""
     reason: str | None = None
@@ -108,7 +108,7 @@ def requests_on(url: str, worker: str) -> int:
 
 
 async def served_by(http: aiohttp.ClientSession, url: str) -> set[str]:
-    """Names of the workers that answer four requests, which go to all in turn."""
+    """Returns the names of the workers that answer four requests, sent to all in turn."""
     return {(await client.generate(http, url, [1, 2, 3], 1)).worker for _ in range(4)}
 
 
@@ -141,7 +141,7 @@ async def freeze_in_the_middle(url: str) -> float:
         await asyncio.to_thread(
             processes.wait_until, lambda: len(processes.healthy_workers(url)) == 2, "it is back"
         )
-        # Requests on trial may fail while the machine is busy: the router takes the worker back a little later.
+        # Trial requests may fail on a busy machine: the router then readmits the worker later.
         deadline = time.monotonic() + processes.PATIENCE_S
         while len(await served_by(http, url)) < 2:
             assert time.monotonic() < deadline, "the worker gets no requests"

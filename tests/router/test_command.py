@@ -1,4 +1,4 @@
-"""`run_cli`, the whole `mla-router` command, as a process."""
+"""The `mla-router` command (`run_cli`) as a process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def command(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def listening(process: subprocess.Popen[str]) -> str:
-    """Its URL, from the line that says so."""
+    """Returns its URL, from its log line."""
     assert process.stderr
     for line in process.stderr:
         if found := re.search(r"listening on (http://\S+),", line):

@@ -33,11 +33,11 @@ OTHER_VALUES: dict[str, Any] = {
     "cors_allowed_origins": ["https://chat.example"],
 }
 
-# Each is of use only together with the other.
+# Settings that require each other.
 TOGETHER = {"tls_cert_path": "tls_key_path", "tls_key_path": "tls_cert_path"}
 
 
-# What the stub forbids is asked for here, too.
+# These tests also use calls that the stub forbids.
 untyped: Any = RouterConfig
 
 

@@ -1,4 +1,4 @@
-"""`Router` in a Python program: its life, its workers, and threads around it."""
+"""`Router` in a Python program: its lifecycle, its workers, and threads around it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             complete(router)
 
-        # The interpreter is free while a thread waits in Rust, or nobody could let it end.
+        # A thread that waits in Rust releases the GIL, or no other thread could end its wait.
         drained = threads.submit(router.drain, 60.0)
         worker.may_answer.set()
         assert drained.result(PATIENCE_S) is True
@@ -197,7 +197,7 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
 
 
 def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> None:
-    """Whatever waits for the router holds up its own thread and no other."""
+    """A wait for the router blocks its own thread only."""
 
     async def ticks_during(blocking: Callable[[], Any], end: Callable[[], Any]) -> None:
         waiting = asyncio.create_task(asyncio.to_thread(blocking))
@@ -236,8 +236,8 @@ def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> Non
 
 @contextmanager
 def uninterrupted_turns() -> Iterator[None]:
-    """A thread keeps the interpreter until it waits for something: who sets an event and then waits for
-    the router does so before who waits for the event goes on."""
+    """A thread keeps the GIL until it waits: a thread that sets an event and then waits for the router starts its
+    wait before the thread that waits for the event continues."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(3600.0)
     try:
