@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 # Steps differ in size: memory that one step frees must fit tensors of other sizes in the next.
-_TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+# OpenMP threads that wait for each other sleep: on a busy machine those that spin keep the cores from those they wait for.
+_TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 

@@ -131,6 +131,16 @@ def test_each_start_has_a_replay_key_of_its_own(model: Path) -> None:
     assert not any(key in argument for argument in worker.to_argv()), "ps would show it"
 
 
+def test_waiting_openmp_threads_sleep_unless_the_user_says_otherwise(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = parsed(model).worker(0, 1)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert worker.child_environment()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert worker.child_environment()["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_sglang_short_names(model: Path) -> None:
     options = parse(
         ["--model", str(model), "--tp", "1", "--dp", "2", "--enable-metrics"], FLAGS, {}

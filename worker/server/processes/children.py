@@ -63,7 +63,11 @@ async def scheduler_process(
     flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
     flags += ["--ipc-dir", str(directory)]
     process = await asyncio.create_subprocess_exec(
-        *command, *flags, stdin=DEVNULL, pass_fds=(heartbeat,)
+        *command,
+        *flags,
+        stdin=DEVNULL,
+        pass_fds=(heartbeat,),
+        env=state.config.child_environment(),
     )
     child = Child("the scheduler", process)
     try:
