@@ -333,3 +333,49 @@ fn pause(config: &Config, failures: u32) -> Duration {
     let pause = first.saturating_mul(1 << (failures - 1).min(16)).min(most);
     pause.mul_f64(0.5 + fastrand::f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::{fleet::Phase, metrics::Ejection, policy::Reason};
+
+    const OUT_OF_FILES: i32 = 24;
+    const CONNECTION_REFUSED: i32 = 111;
+
+    #[tokio::test]
+    async fn a_router_that_is_out_of_files_does_not_blame_its_workers() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let config = Config { worker_urls: vec![url.parse().expect("a URL")], ..Config::default() };
+        let router = Router::new(config).expect("a config to start with");
+        // Responds to its health checks.
+        let serving = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("it listens");
+                let mut buffer = [0; 4096];
+                while stream.read(&mut buffer).await.is_ok_and(|count| count > 0) {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                    stream.write_all(answer).await.expect("it is read");
+                }
+            }
+        });
+        router.registry.wait_until(|workers| any_healthy(workers, None)).await;
+        let worker = Arc::clone(&router.registry.workers()[0]);
+        for (code, ejections) in [(OUT_OF_FILES, 0), (CONNECTION_REFUSED, 1)] {
+            let error = UpstreamError::Connect(io::Error::from_raw_os_error(code));
+            let mut guard = worker.reserve(0, Reason::Cold);
+            record_failure(&router, &AttemptError::Broken(error), &mut guard, Instant::now());
+            assert_eq!(worker.phase() == Phase::Healthy, ejections == 0, "{code}");
+            assert_eq!(worker.counters.ejections.get(Ejection::Request), ejections, "{code}");
+        }
+        serving.abort();
+        router.retire();
+    }
+}

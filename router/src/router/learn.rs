@@ -57,3 +57,25 @@ impl Router {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::Config, policy::Reason};
+
+    #[tokio::test]
+    async fn prompts_that_the_router_cannot_measure_tell_nothing_of_other_routers() {
+        for (measure, tells) in [(Measure::Text, true), (Measure::Unknown, false)] {
+            let worker_urls = vec!["http://127.0.0.1:1".parse().expect("a URL")];
+            let router = Router::new(Config { worker_urls, ..Config::default() });
+            let router = router.expect("a config to start with");
+            let key = RouteKey { measure, prompt_tokens: 1600, ..RouteKey::default() };
+            let mut guard = router.registry.workers()[0].reserve(1600, Reason::Cold);
+            guard.at_owner = Some(true);
+            let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(1500) };
+            router.learn(&key, &mut guard, usage);
+            assert_eq!(router.owner_share.share(Instant::now()) > 0.0, tells, "{measure:?}");
+            router.retire();
+        }
+    }
+}

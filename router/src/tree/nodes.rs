@@ -228,6 +228,16 @@ mod tests {
     }
 
     #[test]
+    fn each_block_of_a_long_run_takes_eight_bytes() {
+        let bytes = |length| {
+            let mut nodes = Nodes::new();
+            nodes.add(NIL, &vec![7; length]);
+            nodes.bytes()
+        };
+        assert_eq!(bytes(1002) - bytes(2), 8 * 1000);
+    }
+
+    #[test]
     fn a_split_node_is_two() {
         let mut nodes = Nodes::new();
         for beyond in 1..5 {

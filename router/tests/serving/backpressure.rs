@@ -118,6 +118,38 @@ async fn oldest_waiting_request_goes_first() {
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_goes_to_the_end_of_the_line_although_there_is_room() {
+    let room = Arc::new(AtomicUsize::new(0));
+    let (served, left) = (Arc::new(Mutex::new(Vec::new())), Arc::clone(&room));
+    let order = Arc::clone(&served);
+    let worker = FakeWorker::start(move |seen| {
+        if left.load(Ordering::SeqCst) == 0 {
+            return Reply::status(429);
+        }
+        order.lock().push(seen.body.clone());
+        Reply::good()
+    })
+    .await;
+    let router = router(in_turn(), &[&worker]).await;
+    let address = router.local_addr();
+    let ask = |number| {
+        tokio::spawn(async move {
+            Client::connect(address).await.post(PATH, prompt(number)).await.status
+        })
+    };
+    let first = ask(0);
+    while router.router().queue.waiting() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    room.store(1, Ordering::SeqCst);
+    let second = ask(1);
+    for asked in [first, second] {
+        assert_eq!(asked.await.expect("no panic"), StatusCode::OK);
+    }
+    assert_eq!(*served.lock(), [prompt(0), prompt(1)]);
+}
+
 /// A hundred bodies at once, each within its limit, together ten times the limit for all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_large_bodies_use_bounded_memory() {
@@ -160,8 +192,9 @@ async fn concurrent_large_bodies_use_bounded_memory() {
     assert_eq!(bodies.held(), 0);
 }
 
-/// A request that a worker has accepted must not block the requests behind it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// A request that a worker has accepted must not block the requests behind it: each is called when the one before it
+/// has left the line, and does not wait for its next try.
+#[tokio::test(start_paused = true)]
 async fn slow_answer_does_not_block_the_queue() {
     let gate = Arc::new(Semaphore::new(0));
     let (refusing, held) = (Arc::new(AtomicUsize::new(1)), Arc::clone(&gate));
@@ -173,22 +206,25 @@ async fn slow_answer_does_not_block_the_queue() {
     .await;
     let router = router(in_turn(), &[&worker]).await;
     let address = router.local_addr();
-    let clients: Vec<_> = (0..10)
+    let clients: Vec<_> = (0..20)
         .map(|number| {
             tokio::spawn(async move {
                 Client::connect(address).await.post(PATH, prompt(number)).await.status
             })
         })
         .collect();
-    while router.router().queue.waiting() < 10 {
-        tokio::task::yield_now().await;
+    while router.router().queue.waiting() < 20 {
+        sleep(Duration::from_millis(1)).await;
     }
     refusing.store(0, Ordering::SeqCst);
-    // All ten are on the worker although none has a response.
-    while router.workers()[0].requests < 10 || router.router().queue.waiting() > 0 {
-        tokio::task::yield_now().await;
+    let begun = Instant::now();
+    // All are on the worker although none has a response.
+    while router.workers()[0].requests < 20 || router.router().queue.waiting() > 0 {
+        sleep(Duration::from_millis(1)).await;
     }
-    gate.add_permits(10);
+    // The first tries after 150 ms at most; each of the others has 10 ms until the next is called.
+    assert!(begun.elapsed() < Duration::from_millis(700), "{:?}", begun.elapsed());
+    gate.add_permits(20);
     for client in clients {
         assert_eq!(client.await.expect("no panic"), StatusCode::OK);
     }

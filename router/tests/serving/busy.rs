@@ -1,16 +1,27 @@
 //! Workers that are too busy for a health check stay in rotation. The last one stays until there is no sign of
 //! life. The paused clock advances to the next timer when all tasks are idle.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
-use tokio::time::sleep;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::sleep,
+};
 
 use crate::support::{Client, FakeWorker, Reply, Then, all_in, config, router, secs};
 
 const PATH: &str = "/v1/completions";
+const EVENT: &[u8] = b"data: {\"choices\":[]}\n\n";
 
 fn in_turn() -> Config {
     Config {
@@ -84,4 +95,53 @@ async fn prompt_is_pending_until_response_head_or_expected_prefill_end() {
         }
         asked.abort();
     }
+}
+
+/// Out of rotation, and its checks time out: what comes of its streams shows that it lives.
+#[tokio::test(start_paused = true)]
+async fn a_request_stays_on_a_worker_whose_streams_flow_though_its_checks_time_out() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let (source, gate) = (Mutex::new(Some(source)), Arc::new(Semaphore::new(0)));
+    let held = Arc::clone(&gate);
+    let busy = FakeWorker::start(move |_| match source.lock().take() {
+        Some(source) => Reply::Events(source),
+        None => Reply::When(Arc::clone(&held)),
+    })
+    .await;
+    let others = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&others);
+    let other = FakeWorker::start(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Reply::good()
+    })
+    .await;
+    let router = router(in_turn(), &[&busy, &other]).await;
+    let address = router.local_addr();
+    let ask = |body: &'static str| {
+        tokio::spawn(async move { Client::connect(address).await.post(PATH, body).await.status })
+    };
+    let on_it = || router.workers()[0].requests;
+    frames.send(Bytes::from_static(EVENT)).expect("it will stream");
+    let stream = ask(r#"{"prompt":"x","stream":true}"#);
+    while on_it() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    // In turn: the second goes to the other worker.
+    assert_eq!(ask(r#"{"prompt":"x"}"#).await.expect("no panic"), StatusCode::OK);
+    let waiting = ask(r#"{"prompt":"x"}"#);
+    while on_it() == 1 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    busy.freeze();
+    router.router().registry.workers()[0].suspect();
+    for _ in 0..200 {
+        frames.send(Bytes::from_static(EVENT)).expect("it streams");
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_ne!(router.workers()[0].phase, Phase::Healthy);
+    gate.add_permits(1);
+    assert_eq!(waiting.await.expect("no panic"), StatusCode::OK);
+    assert_eq!(others.load(Ordering::SeqCst), 1, "the waiting one was not moved");
+    drop(frames);
+    assert_eq!(stream.await.expect("no panic"), StatusCode::OK);
 }

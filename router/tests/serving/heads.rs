@@ -172,6 +172,23 @@ async fn incomplete_head_is_a_408_after_ten_seconds() {
     assert!((10..20).contains(&waited), "{waited} s");
 }
 
+/// Each head has ten seconds of its own.
+#[tokio::test(start_paused = true)]
+async fn two_slow_heads_on_one_connection_are_answered() {
+    const SLOW: Duration = Duration::from_secs(8);
+    let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
+    let router = router(config, &[]).await;
+    let mut raw = Raw::send(router.local_addr(), b"GET /liveness HTTP/1.1\r\n").await;
+    tokio::time::sleep(SLOW).await;
+    raw.send_more(b"host: x\r\n\r\n").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    raw.send_more(b"GET /liveness HTTP/1.1\r\nconnection: close\r\n").await;
+    tokio::time::sleep(SLOW).await;
+    raw.send_more(b"host: x\r\n\r\n").await;
+    let answer = raw.read_to_close().await;
+    assert_eq!(answer.matches("HTTP/1.1 200").count(), 2, "{answer}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn stalled_body_is_a_408_after_thirty_seconds_on_every_route() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };

@@ -14,9 +14,11 @@ use mla_mock_worker::{Fault, Kind, MockWorker, Settings};
 use mla_router::{Config, RouterHandle, fleet::Phase};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::Notify, task::JoinSet};
+use tokio::{sync::Notify, task::JoinSet, time::sleep};
 
-use crate::support::{Client, all_in, assert_nothing_booked, config, router_without_waiting, soon};
+use crate::support::{
+    Client, all_in, assert_nothing_booked, config, router_without_waiting, secs, soon,
+};
 
 const STREAMS: usize = 16;
 const KILLS: usize = 50;
@@ -146,7 +148,7 @@ async fn fifty_kills_under_sixteen_streams_are_invisible_to_clients() {
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
     for kill in 0..KILLS {
-        tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
+        sleep(Duration::from_millis(rng.u64(..40))).await;
         let victim = rng.usize(..workers.len());
         let port = workers.swap_remove(victim).kill().await;
         workers.push(MockWorker::listen(port, settings()).await.expect("its port"));
@@ -177,8 +179,8 @@ async fn fifty_kills_under_sixteen_streams_are_invisible_to_clients() {
 #[tokio::test(start_paused = true)]
 async fn every_kind_of_worker_loss_in_a_stream_is_invisible_to_clients() {
     let config = Config {
-        inter_token_timeout_secs: crate::support::secs(0.3),
-        cb_timeout_duration_secs: crate::support::secs(0.01),
+        inter_token_timeout_secs: secs(0.3),
+        cb_timeout_duration_secs: secs(0.01),
         ..config()
     };
     let (router, workers) = fleet(config, 2).await;
@@ -206,4 +208,34 @@ async fn every_kind_of_worker_loss_in_a_stream_is_invisible_to_clients() {
             }
         }
     }
+}
+
+/// The waits for its first worker and for the one that continues it are together longer than
+/// --queue-timeout-secs.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_broke_waits_anew_for_a_worker() {
+    const WAIT: Duration = Duration::from_secs(8);
+    let request = requests().swap_remove(0);
+    let (whole, _workers) = fleet(config(), 1).await;
+    let expected = ask(&mut Client::connect(whole.local_addr()).await, &request).await;
+    let config = Config { queue_timeout_secs: secs(10.0), ..config() };
+    let router = router_without_waiting(config, &[]).await;
+    let address = router.local_addr();
+    let asked =
+        tokio::spawn(async move { ask(&mut Client::connect(address).await, &request).await });
+    sleep(WAIT).await;
+    let worker = MockWorker::start(settings()).await.expect("a free port");
+    router.add_worker(&worker.url()).expect("new");
+    soon(async {
+        while router.router().metrics.first_byte.count() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let port = worker.kill().await;
+    sleep(WAIT).await;
+    let _worker = MockWorker::listen(port, settings()).await.expect("its port");
+    assert_eq!(asked.await.expect("a whole answer"), expected);
+    assert_eq!(continued(&router), 1);
+    assert_nothing_booked(&router).await;
 }

@@ -1,10 +1,17 @@
 //! The token counts of workers are read from every kind of response.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use http::{HeaderMap, HeaderValue};
 use mla_router::{RouterHandle, policy::Reason};
 use tokio::time::Instant;
 
-use crate::support::{Client, FakeWorker, Reply, Then, config, router};
+use crate::support::{
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, router,
+};
 
 const CHAT: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
 const WHOLE: &str = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
@@ -93,5 +100,74 @@ async fn prompt_does_not_match_the_cache_of_the_previous_one() {
     for (word, hits) in [("one ", 0), ("one ", 1), ("two ", 1), ("one ", 2), ("six ", 2)] {
         assert_eq!(client.post("/v1/completions", prompt(word)).await.status, 200);
         assert_eq!(cache_hits(&router), hits, "{word}");
+    }
+}
+
+/// Two workers of which the first request gets `reply`, and all others a good answer.
+async fn first_gets(reply: fn() -> Reply) -> [FakeWorker; 2] {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let script = || {
+        let begun = Arc::clone(&begun);
+        move |_: &_| match begun.fetch_add(1, Ordering::SeqCst) {
+            0 => reply(),
+            _ => Reply::good(),
+        }
+    };
+    [FakeWorker::start(script()).await, FakeWorker::start(script()).await]
+}
+
+fn long() -> String {
+    format!(r#"{{"prompt":"{}"}}"#, "one ".repeat(2000))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_a_worker_refuses_is_not_taken_for_cached() {
+    let [first, second] = first_gets(|| Reply::status(400)).await;
+    let router = router(config(), &[&first, &second]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for (status, hits) in [(400, 0), (200, 0), (200, 1)] {
+        assert_eq!(client.post("/v1/completions", long()).await.status, status);
+        assert_eq!(cache_hits(&router), hits);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_whose_client_left_before_its_answer_is_not_taken_for_cached() {
+    let [mut first, mut second] = first_gets(|| Reply::Hang).await;
+    let router = router(config(), &[&first, &second]).await;
+    let address = router.local_addr();
+    let leaving = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", long()).await;
+    });
+    let asked = tokio::select! {
+        _seen = first.request() => &mut first,
+        _seen = second.request() => &mut second,
+    };
+    leaving.abort();
+    assert!(matches!(asked.event().await, Event::Aborted));
+    let mut client = Client::connect(address).await;
+    for hits in [0, 1] {
+        assert_eq!(client.post("/v1/completions", long()).await.status, 200);
+        assert_eq!(cache_hits(&router), hits);
+    }
+    assert_nothing_booked(&router).await;
+}
+
+/// Other answers come when all is done, and their time is that of all their tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_first_bytes_of_streams_tell_a_workers_pace() {
+    let worker =
+        FakeWorker::start(
+            |seen| {
+                if seen.body == CHAT.as_bytes() { stream(USAGE) } else { Reply::good() }
+            },
+        )
+        .await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let workers = router.router().registry.workers();
+    for (body, told) in [(WHOLE, 0), (CHAT, 1), (WHOLE, 1)] {
+        assert_eq!(client.post("/v1/chat/completions", body).await.status, 200);
+        assert_eq!(workers[0].counters.first_token.count(), told, "{body}");
     }
 }

@@ -1,10 +1,20 @@
 //! Requests wait in order while no worker can take them, bounded in time and number.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{HeaderValue, Method, StatusCode, header::AUTHORIZATION};
-use mla_router::{Config, RouterHandle, config::QueuePolicy, fleet::Phase};
-use tokio::{sync::Semaphore, task::JoinHandle};
+use mla_router::{Config, RouterHandle, config::QueuePolicy, fleet::Phase, metrics::QueueEnd};
+use tokio::{
+    sync::Semaphore,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
 use crate::support::{
     Client, FakeWorker, Reply, Seen, all_in, assert_nothing_booked, config, post, request, router,
@@ -183,6 +193,7 @@ async fn stalled_queue_ends_in_a_503() {
     let answer = client.post("/generate", "{}").await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.error_code(), "queue_timeout");
+    assert_eq!(router.router().metrics.queue.ends.get(QueueEnd::Timeout), 1);
     assert!(answer.headers.contains_key("retry-after"));
     // A light request does not wait.
     let light = client.send(request(Method::GET, "/v1/models", ""));
@@ -193,16 +204,58 @@ async fn stalled_queue_ends_in_a_503() {
     first.abort();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// Up to --request-timeout-secs, here 20 s.
+#[tokio::test(start_paused = true)]
 async fn client_header_limits_the_queue_time() {
-    let router = router_without_waiting(config(), &[]).await;
-    let mut client = Client::connect(router.local_addr()).await;
-    let mut request = post("/generate", "{}");
-    request.headers_mut().insert("x-request-timeout-ms", HeaderValue::from_static("30"));
-    let answer = client.call(request).await.expect("a whole response");
-    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
-    assert_eq!(answer.error_code(), "timeout");
-    assert_eq!(router.router().queue.waiting(), 0);
+    for (milliseconds, limit) in [("30", 1), ("3600000", 21)] {
+        let config = Config { request_timeout_secs: secs(20.0), ..config() };
+        let router = router_without_waiting(config, &[]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        let mut request = post("/generate", "{}");
+        let wish = HeaderValue::from_static(milliseconds);
+        request.headers_mut().insert("x-request-timeout-ms", wish);
+        let begun = Instant::now();
+        let answer = client.call(request).await.expect("a whole response");
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(answer.error_code(), "timeout");
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(limit), "{waited:?} of {milliseconds} ms");
+        assert_eq!(router.router().queue.waiting(), 0);
+    }
+}
+
+/// First for one of --max-concurrent-requests, then for a worker that is busy.
+#[tokio::test(start_paused = true)]
+async fn all_waits_of_a_request_together_have_an_end() {
+    let (gate, taken) = (Arc::new(Semaphore::new(0)), AtomicBool::new(false));
+    let held = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |_| {
+        if taken.swap(true, Ordering::SeqCst) {
+            Reply::status(429)
+        } else {
+            Reply::When(Arc::clone(&held))
+        }
+    })
+    .await;
+    let config = Config {
+        max_concurrent_requests: 1.try_into().expect("a number"),
+        queue_timeout_secs: secs(10.0),
+        ..config()
+    };
+    let router = router(config, &[&worker]).await;
+    let address = router.local_addr();
+    let first =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
+    worker.request().await;
+    let begun = Instant::now();
+    let second =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
+    sleep(Duration::from_secs(8)).await;
+    gate.add_permits(1);
+    assert_eq!(first.await.expect("no panic").status, StatusCode::OK);
+    assert_eq!(second.await.expect("no panic").status, StatusCode::TOO_MANY_REQUESTS);
+    let waited = begun.elapsed().as_secs();
+    assert!((10..12).contains(&waited), "{waited} s");
 }
 
 /// One client has a hundred requests in the queue when another one comes with three.

@@ -357,6 +357,29 @@ async fn refused_continuation_ends_the_stream_with_an_error() {
     }
 }
 
+/// An event that is too long to be held is passed on in parts, and a part cannot be taken back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_in_an_event_of_which_the_client_has_a_part_is_cut_off() {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let requests = Arc::clone(&requests);
+        let script = move |_: &Seen| {
+            requests.fetch_add(1, Ordering::Relaxed);
+            let long = "x".repeat(100 << 10);
+            let part = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{long}");
+            let first = stream(1, None, true)[..first_event()].to_owned();
+            Reply::Stream(answer(), vec![Bytes::from(first), Bytes::from(part)], Then::Break)
+        };
+        workers.push(FakeWorker::start(script).await);
+    }
+    let router = router(config(), &workers.iter().collect::<Vec<_>>()).await;
+    let got = Client::connect(router.local_addr()).await.call(post(PATH, BODY)).await;
+    assert!(got.is_err(), "a whole response");
+    assert_eq!(requests.load(Ordering::Relaxed), 1);
+    assert_nothing_booked(&router).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inconsistent_token_count_prevents_continuation() {
     let worker = FakeWorker::start(|_| {
