@@ -31,13 +31,15 @@ class Supervised:
         self.ports = free_ports(count)
         self.log = io.StringIO()
 
-    def run(self, check: Callable[[Supervisor], Awaitable[None]]) -> None:
+    def run(
+        self, check: Callable[[Supervisor], Awaitable[None]], policy: RestartPolicy = QUICK
+    ) -> None:
         async def run() -> None:
             supervisor = Supervisor(
                 [WorkerConfig(port=port) for port in self.ports],
                 self.command,
                 Output(self.log),
-                QUICK,
+                policy,
             )
             supervisor.start()
             try:
@@ -99,6 +101,32 @@ def test_a_killed_worker_restarts_on_its_port(tmp_path: Path) -> None:
 
     supervised.run(check)
     assert supervised.said("worker 0 was ended by signal 9 (Killed); starting it again in ")
+
+
+def test_the_delay_is_the_first_one_again_for_a_worker_that_was_well_for_some_time(
+    tmp_path: Path,
+) -> None:
+    supervised = Supervised(tmp_path, 1)
+    (port,) = supervised.ports
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        for kills in range(1, 4):
+            await asyncio.to_thread(
+                wait_until,
+                lambda kills=kills: supervised.log.getvalue().count("ready after") == kills,
+                "ready",
+            )
+            await asyncio.sleep(0.1)  # longer than `proven_s`
+            os.kill(listener(port), signal.SIGKILL)
+        await asyncio.to_thread(
+            wait_until,
+            lambda: supervised.log.getvalue().count("starting it again") == 3,
+            "started again",
+        )
+
+    supervised.run(check, RestartPolicy(first_delay_s=0.01, max_delay_s=1.0, proven_s=0.05))
+    assert supervised.log.getvalue().count("starting it again in 0.01 s") == 3
 
 
 def test_a_worker_that_never_becomes_ready_is_given_up(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_yarn_frequencies(yarn: YarnConfig, theta: float) -> None:
     np.testing.assert_allclose(got, yarn_frequencies(yarn, 64, theta), rtol=2e-6)
 
 
+def test_yarn_with_equal_limits_blends_nothing() -> None:
+    """717 turns are made at index -0.3: both limits are pair 0, which is kept, and all others are slowed."""
+    yarn = replace(V3_YARN, beta_fast=717.0, beta_slow=717.0)
+    got = inverse_frequencies(rope_with(yarn)).double().numpy()
+    plain = 10000.0 ** -(np.arange(32) / 32)
+    expected = np.where(np.arange(32) == 0, plain, plain / 40)
+    np.testing.assert_allclose(got, expected, rtol=2e-6)
+
+
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_frequencies(factor: float) -> None:
     """Returns frequencies by Meta's rule, pair by pair: wavelengths above original / low are multiplied by the factor,

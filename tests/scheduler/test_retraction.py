@@ -121,9 +121,20 @@ def test_the_cheapest_request_is_retracted() -> None:
     oldest, big, small = running(0, 0, 5), running(1, 0, 90), running(2, 0, 30)
     assert cheapest(all_but_strongest([small, big, oldest])) is small
     assert cheapest(all_but_strongest([oldest, big])) is big
+    old, young = running(5, 0, 30), running(6, 0, 30)
+    assert cheapest([old, young]) is cheapest([young, old]) is young
     lower = running(3, -1, 95)
     assert cheapest(all_but_strongest([lower, small, oldest])) is lower
     higher = running(9, 1, 1)
     assert cheapest(all_but_strongest([higher, oldest, big])) is oldest
     ending = running(4, 0, 80, launched=9)  # only its last token is missing
     assert cheapest(all_but_strongest([oldest, small, ending])) is ending
+
+
+def test_who_was_retracted_while_it_jumped_computes_its_prompt_like_any_other() -> None:
+    """Those who jump go before others in each step: they were decoding."""
+    jumper = running(0, 0, 2)
+    jumper.jump([3, 4, 5])
+    assert jumper.is_jumping
+    jumper.retract()
+    assert not jumper.is_jumping

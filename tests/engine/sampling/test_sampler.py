@@ -206,3 +206,18 @@ def test_token_counts_are_allocated_for_the_first_penalty() -> None:
     driver.admit(1, SamplingParams(9, presence_penalty=0.5), [1])
     driver.step({0: draw_logits(1), 1: draw_logits(2)})
     assert driver.sampler.penalty_bytes == 4 * 4 * V
+
+
+def test_logprobs_are_those_before_bias_and_penalties() -> None:
+    """All rows want them, so that no row of the logits is left out of the copy."""
+    driver = SamplerDriver(2, V)
+    driver.admit(0, SamplingParams(9, logprobs=True, logit_bias=((5, 50.0),)), [1])
+    driver.admit(1, SamplingParams(9, logprobs=True, repetition_penalty=3.0), list(range(V)))
+    logits = {slot: draw_logits(slot) for slot in range(2)}
+    got = driver.step(logits)
+    assert got.tokens[0] == 5
+    assert got.logprobs is not None
+    for row, own in enumerate(got.logprobs):
+        assert own is not None
+        expected = logits[row].log_softmax(0)[got.tokens[row]].item()
+        assert own.logprobs == pytest.approx([expected], abs=1e-4)

@@ -105,6 +105,11 @@ def test_v3() -> None:
     assert (config.num_dense_layers, config.num_mtp_layers) == (3, 1)
 
 
+def test_without_topk_group_all_groups_are_open() -> None:
+    config = parse({name: value for name, value in V3.items() if name != "topk_group"})
+    assert (config.num_expert_groups, config.top_expert_groups) == (8, 8)
+
+
 def test_v2_groups_count_only_if_the_method_uses_them() -> None:
     grouped = V2_LITE | {"n_group": 8, "topk_group": 3}
     assert parse(grouped).num_expert_groups == 1

@@ -93,6 +93,14 @@ def test_broken_bytes_cost_constant_time_and_end() -> None:
     assert text == "\ufffd" * (10 * MAX_HELD_TOKENS) + "hello"
 
 
+def test_a_character_after_many_broken_bytes_comes_whole() -> None:
+    """At every place in the run: those that end a run are looked at again, with what follows."""
+    broken, emoji = VOCABULARY["Ģ"], [VOCABULARY[piece] for piece in "ðŁĺĢ"]
+    for before in range(2 * MAX_HELD_TOKENS + 4):
+        ids = [broken] * before + emoji
+        assert "".join(pieces(ids, list(range(len(ids))))) == "\ufffd" * before + "😀", before
+
+
 def test_decoders_that_look_back() -> None:
     """SentencePiece: the leading space of the first token is dropped, those of the others are not."""
     tokenizer = with_byte_fallback("F0", "9F", "98", "80")

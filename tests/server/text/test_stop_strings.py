@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.server.text.stop_strings import StopMatcher
+from support.fake_worker import FakeWorker, script
+from support.processes import post_json
 
 # Few letters, so that matches and near misses are common.
 texts = st.text("abc", max_size=30)
@@ -64,3 +67,12 @@ def test_without_stop_strings_text_passes_at_once() -> None:
 def test_nothing_is_shown_after_a_match() -> None:
     matcher = StopMatcher(("b",))
     assert [matcher.push("ab"), matcher.push("c"), matcher.flush()] == ["a", "", ""]
+
+
+def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_ends_by_length(
+    worker: FakeWorker, backend: tokenizers.Tokenizer
+) -> None:
+    say = backend.encode("it is the EN", add_special_tokens=False).ids
+    body = {"prompt": "a", "max_tokens": len(say), "stop": "END", "cache_salt": script(say=say)}
+    (choice,) = post_json(worker.url + "/v1/completions", body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("it is the EN", "length")

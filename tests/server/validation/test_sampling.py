@@ -188,6 +188,12 @@ def test_a_request_that_passes_fits(
         assert granted == (room if max_tokens is None else max_tokens)
 
 
+def test_max_tokens_may_take_all_the_room() -> None:
+    assert fit(check(max_tokens=40), 10, limits(50, 60), default=None) == 40
+    with pytest.raises(InvalidRequest):
+        fit(check(max_tokens=41), 10, limits(50, 60), default=None)
+
+
 def test_a_default_gives_way() -> None:
     sampling = check(max_tokens=None)
     assert fit(sampling, 10, limits(100, 100), default=16) == 16

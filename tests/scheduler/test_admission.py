@@ -1,0 +1,65 @@
+"""Whom a scheduler admits at once, and whom it lets wait for another request's prefix or for memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import ToScheduler
+from mla_router.worker.scheduler.waiting import PATIENCE
+from support.fake_engine import FakeEngine
+from support.scripted_scheduler import generate, run
+from support.stepped_scheduler import SteppedScheduler
+
+PROMPT = [i % 50 for i in range(40)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_small_request_of_higher_priority_starts_beside_a_large_one_that_waits_for_memory(
+    overlap: bool,
+) -> None:
+    """What came after the large one was found not to fit is looked at, although nothing else has changed."""
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("running", PROMPT, 80)],
+        5: [generate("large", [49 - token for token in PROMPT] * 2, 40)],
+        15: [generate("small", [7, 8, 9], 4, priority=5)],
+    }
+    outcome = run(
+        script,
+        overlap=overlap,
+        capacity=Capacity(num_pages=40, page_size=4, num_slots=6, context_length=160),
+        chunk_size=128,
+        enable_priority_scheduling=True,
+        schedule_conservativeness=1.5,
+    )
+    assert outcome.channel.turns("small")[0] < 20
+    assert outcome.channel.turns("large")[0] > outcome.channel.turns("running")[-1] - 1
+    assert outcome.scheduler.stats().retracted == 0
+
+
+@pytest.mark.parametrize("salts", [("x", "y"), ("x", "x")])
+def test_requests_of_two_cache_salts_do_not_wait_for_each_others_prefix(
+    salts: tuple[str, str],
+) -> None:
+    """Those of one salt do: the second finds the prefix that the first has computed."""
+    first, second = (generate(f"r{i}", PROMPT, cache_salt=salt) for i, salt in enumerate(salts))
+    outcome = run({0: [first, second]}, chunk_size=128)
+    begun = [outcome.channel.turns(f"r{i}")[0] for i in range(2)]
+    assert (begun[0] == begun[1]) == (salts[0] != salts[1])
+
+
+def test_who_was_overtaken_too_often_does_not_wait_for_a_prefix() -> None:
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
+    config = WorkerConfig(chunked_prefill_size=4, max_prefill_tokens=4)
+    stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
+    stepped.turn(generate("first", PROMPT * 2))
+    stepped.turn(generate("second", PROMPT * 2))
+    admission = stepped.scheduler.planner.admission
+    assert [request.rid for request in admission.prefilling] == ["first"]
+    assert admission.next_candidate() is None
+    stepped.scheduler.requests["second"].overtaken = PATIENCE
+    candidate = admission.next_candidate()
+    assert candidate is not None
+    assert candidate.request.rid == "second"
+    stepped.stop()
