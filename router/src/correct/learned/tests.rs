@@ -1,0 +1,123 @@
+//! Tests of single reports; `tests/correction.rs` simulates whole caches.
+
+use super::*;
+
+const WORKER: WorkerId = WorkerId(0);
+
+/// Inserts a request at `tick`. It finds a prefix last used at `last_used`, and nothing of it is cached.
+fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, tick: u32) -> Option<Finding> {
+    let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
+    let epoch = learned.begin();
+    let last_used = Some(LruTick::at(last_used));
+    let receipt = InsertReceipt { held: 100, last_used, tick: LruTick::at(tick) };
+    let mut prediction = learned.predict(receipt);
+    learned.end(&epoch);
+    let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
+    learned.learn(tree, WORKER, &key, &mut prediction, usage).1
+}
+
+#[test]
+fn a_worker_emptied_half_the_range_of_the_clock_ago_teaches_like_any_other() {
+    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    for tick in 1..5 {
+        miss(&learned, &tree, 0, tick);
+    }
+    learned.forget(&tree, WORKER);
+    for now in [100, 1 << 31, (1 << 31) + 100, u32::MAX - 100] {
+        for tick in now..now + 5 {
+            miss(&learned, &tree, now, tick);
+        }
+        assert!(miss(&learned, &tree, now, now + 5).is_some(), "{now}");
+    }
+}
+
+#[test]
+fn a_request_in_flight_when_the_cache_was_emptied_teaches_nothing() {
+    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    for tick in 1..5 {
+        miss(&learned, &tree, 0, tick);
+    }
+    let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
+    let receipt =
+        InsertReceipt { held: 100, last_used: Some(LruTick::at(1)), tick: LruTick::at(6) };
+    let mut prediction = learned.predict(receipt);
+    learned.forget(&tree, WORKER);
+    let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
+    assert_eq!(learned.learn(&tree, WORKER, &key, &mut prediction, usage).1, None);
+}
+
+/// Sends a prompt and has it computed.
+fn compute(learned: &Learned, receipt: InsertReceipt) -> Prediction {
+    let epoch = learned.begin();
+    let prediction = learned.predict(receipt);
+    learned.end(&epoch);
+    prediction
+}
+
+fn text() -> RouteKey {
+    RouteKey { prompt_tokens: 1600, ..RouteKey::default() }
+}
+
+fn usage(cached_blocks: u64) -> Usage {
+    Usage { prompt_tokens: Some(1600), cached_tokens: Some(16 * cached_blocks) }
+}
+
+/// A worker that is taken to hold `1 << 20` blocks reports `found` blocks of a prompt of 100, all of which
+/// it should have.
+fn report(key: &RouteKey, found: u64) -> (Learned, Option<Finding>) {
+    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    let receipt = |held, tick| InsertReceipt {
+        held,
+        last_used: (held > 0).then_some(LruTick::at(1)),
+        tick: LruTick::at(tick),
+    };
+    for tick in 1..5 {
+        compute(&learned, receipt(0, tick));
+    }
+    let mut prediction = compute(&learned, receipt(100, 5));
+    let (_, finding) = learned.learn(&tree, WORKER, key, &mut prediction, usage(found));
+    (learned, finding)
+}
+
+#[test]
+fn an_eighth_and_six_blocks_may_be_missing() {
+    assert_eq!(report(&text(), 82).1, None);
+    let (learned, finding) = report(&text(), 81);
+    assert_eq!(finding, Some(Finding::Evicted { blocks: 0 }));
+    assert_eq!(learned.capacity(), whole(SHRINK * f64::from(1 << 20)), "one step");
+}
+
+#[test]
+fn a_prompt_of_unknown_length_teaches_nothing() {
+    let key = RouteKey { measure: Measure::Unknown, ..text() };
+    let (learned, finding) = report(&key, 10);
+    assert_eq!((finding, learned.capacity()), (None, 1 << 20));
+    // Nor how many tokens a block has.
+    let tree = PrefixTree::new(1 << 20);
+    learned.set_capacity(&tree, WORKER, 16 << 10);
+    let capacity = learned.capacity();
+    let longer = Usage { prompt_tokens: Some(16_000), cached_tokens: None };
+    learned.learn(&tree, WORKER, &key, &mut Prediction::default(), longer);
+    assert_eq!(learned.capacity(), capacity);
+}
+
+#[test]
+fn a_hit_of_long_ago_makes_room_only_in_a_share_that_is_full() {
+    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    let prompt = |number: u64| RouteKey {
+        blocks: (0..100).map(|block| number << 32 | block).collect(),
+        ..text()
+    };
+    let send = |number| compute(&learned, tree.insert(&prompt(number), WORKER));
+    for number in 0..10 {
+        send(number);
+    }
+    let mut missing = send(0);
+    let (_, finding) = learned.learn(&tree, WORKER, &prompt(0), &mut missing, usage(10));
+    assert!(matches!(finding, Some(Finding::Evicted { .. })), "{finding:?}");
+    let shrunk = learned.capacity();
+    let mut there = send(1);
+    assert_eq!(there.receipt().expect("inserted").held, 100);
+    learned.learn(&tree, WORKER, &prompt(1), &mut there, usage(100));
+    assert_eq!(learned.capacity(), shrunk, "it holds a thousandth of that");
+}
