@@ -24,6 +24,8 @@ pub enum Failure {
     WorkerEnded,
     #[error("the worker has sent nothing for {0:?}")]
     Stuck(Duration),
+    #[error("the worker sends other streams and has sent nothing of this one for {0:?}")]
+    Neglected(Duration),
     #[error("the worker sent an event without end")]
     Endless,
     #[error("the worker broke and no other could continue: {0}")]
@@ -39,7 +41,7 @@ impl Failure {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Broken(_) | Self::Truncated | Self::WorkerEnded => "stream_broken",
-            Self::Stuck(_) => "stream_stuck",
+            Self::Stuck(_) | Self::Neglected(_) => "stream_stuck",
             Self::Endless => "bad_stream",
             Self::NotContinued(_) => "stream_not_continued",
             Self::Timeout => "timeout",
@@ -49,7 +51,14 @@ impl Failure {
 
     /// Whether the failure is the fault of the worker, so that another worker may continue the stream.
     pub fn is_of_worker(&self) -> bool {
-        matches!(self, Self::Broken(_) | Self::Truncated | Self::WorkerEnded | Self::Stuck(_))
+        matches!(
+            self,
+            Self::Broken(_)
+                | Self::Truncated
+                | Self::WorkerEnded
+                | Self::Stuck(_)
+                | Self::Neglected(_)
+        )
     }
 
     /// Records the failure on the worker.
@@ -66,6 +75,11 @@ impl Failure {
             Self::Stuck(pause) => {
                 guard.record(Outcome::Late(*pause));
                 router.suspect(guard.worker(), UpstreamFailure::Stuck, self);
+            }
+            Self::Neglected(pause) => {
+                // A lower bound of the pause, which might have ended.
+                guard.worker().stream_paused(*pause);
+                router.metrics.upstream_error(UpstreamFailure::Stuck);
             }
             Self::Timeout => router.metrics.upstream_error(UpstreamFailure::Timeout),
             Self::NotContinued(_) | Self::Stopping => {}

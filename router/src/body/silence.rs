@@ -18,6 +18,12 @@ pub const QUIET: Duration = Duration::from_secs(1);
 /// Time between two such checks.
 const GLANCE: Duration = Duration::from_millis(250);
 
+/// Number of frames after which a stream has a known pace.
+const PACE_KNOWN: u32 = 16;
+
+/// A stream of known pace may be neglected after this part of --inter-token-timeout-secs.
+const NEGLECT: f64 = 0.4;
+
 /// Time until the next check of a stream that may be stuck while its worker may come back.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
@@ -71,11 +77,13 @@ impl Silence {
         Self { limits, end, begun: now, frames: 0, last_frame: now, glance, look, keepalive }
     }
 
-    /// Records a frame that the client gets.
-    pub fn received(&mut self, now: Instant) {
+    /// Records a frame that the client gets. Returns the pause before the frame.
+    pub fn received(&mut self, now: Instant) -> Duration {
+        let pause = now.saturating_duration_since(self.last_frame);
         self.frames = self.frames.saturating_add(1);
         self.keepalive = now + self.limits.keepalive;
         self.counts_from(now);
+        pause
     }
 
     /// Restarts silence and mean pause for another worker. The pause in which the previous worker was lost would
@@ -125,10 +133,19 @@ impl Silence {
         self.last_frame.elapsed()
     }
 
+    /// The longest pause that is normal for this stream while its worker sends other streams.
+    pub fn neglect_limit(&self) -> Duration {
+        let part = if self.frames < PACE_KNOWN { 1.0 } else { NEGLECT };
+        self.limits.inter_token.mul_f64(part).max(self.mean_pause() * PATIENCE)
+    }
+
     /// The longest pause that is normal for this stream.
     fn patience(&self) -> Duration {
-        let mean = (self.last_frame - self.begun) / self.frames.max(1);
-        self.limits.inter_token.max(mean * PATIENCE)
+        self.limits.inter_token.max(self.mean_pause() * PATIENCE)
+    }
+
+    fn mean_pause(&self) -> Duration {
+        (self.last_frame - self.begun) / self.frames.max(1)
     }
 }
 

@@ -46,6 +46,9 @@ const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 /// Time for the worker to end its response after the last event, so that the connection can be reused.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// A stream may pause this many times as long on a worker that only reports progress as on one that sends other bytes.
+const UNSEEN: u32 = 10;
+
 /// The stream. It owns all resources of its request, so dropping it releases them.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
 pub struct EventStream {
@@ -192,7 +195,10 @@ impl EventStream {
             match frames.poll_next(cx) {
                 Poll::Ready(Some(Ok((frame, now)))) => {
                     self.frame = frame;
-                    self.silence.received(now);
+                    let pause = self.silence.received(now);
+                    if pause >= QUIET {
+                        frames.worker().stream_paused(pause);
+                    }
                     continue;
                 }
                 Poll::Ready(_) if self.all_said => return Poll::Ready(Ok(None)),
@@ -217,6 +223,9 @@ impl EventStream {
                 }
                 Due::Glance if self.is_lost() => {
                     return Poll::Ready(Err(Failure::Stuck(self.silence.length())));
+                }
+                Due::Glance if self.is_neglected() => {
+                    return Poll::Ready(Err(Failure::Neglected(self.silence.length())));
                 }
                 Due::KeepAlive | Due::Glance | Due::Look(_) => {}
             }
@@ -299,6 +308,21 @@ impl EventStream {
         let is_stuck = || self.is_replayable() && worker.is_silent_for(pause);
         let is_gone = worker.phase() != Phase::Healthy || worker.is_frozen();
         is_gone || is_stuck() && job.router.registry.has_other(worker)
+    }
+
+    /// Whether this stream alone is stuck: it pauses longer than its pace and the latest pauses of the worker's streams
+    /// explain, but the worker has sent other bytes, or answered the check of its engine, in the last two thirds of
+    /// the pause. A worker without such bytes that reports progress has [`UNSEEN`] times the limit.
+    fn is_neglected(&self) -> bool {
+        let State::Flowing { frames, job } = &self.state else { return false };
+        let (worker, pause) = (frames.worker(), self.silence.length());
+        let limit = worker.pause_limit(self.silence.neglect_limit());
+        let sends = || worker.silent_for() * 3 <= pause * 2;
+        let is_late = || worker.makes_progress() && pause >= limit * UNSEEN;
+        pause >= limit
+            && (sends() || is_late())
+            && self.is_replayable()
+            && job.router.registry.has_other(worker)
     }
 
     /// Handles a failure: starts a continuation, or returns the last bytes for the client.

@@ -211,7 +211,8 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", default_value = "10", help_heading = FAILURES)]
     pub first_token_timeout_secs: Seconds,
 
-    /// Least pause after which a stream counts as stuck; a slow stream extends it
+    /// Least pause after which a stream counts as stuck; two fifths of it if the worker sends other streams. A slow
+    /// stream extends it
     #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = FAILURES)]
     pub inter_token_timeout_secs: Seconds,
 

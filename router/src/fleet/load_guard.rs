@@ -161,6 +161,8 @@ impl LoadGuard {
         }
         if self.is_work && outcome == Outcome::Answered {
             self.worker.longest_answer.observe(self.reserved_at.elapsed());
+            // Each answer makes earlier long pauses count less.
+            self.worker.longest_pause.observe(Duration::ZERO);
         }
         if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
             return;
@@ -232,6 +234,18 @@ mod tests {
             drop(trial);
             assert!(lets_through(&worker), "{outcome:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_pauses_of_streams_raise_the_limit_until_answers_without_them_lower_it() {
+        let (worker, least) = (worker(), Duration::from_secs(2));
+        assert_eq!(worker.pause_limit(least), least);
+        worker.stream_paused(Duration::from_secs(3));
+        assert_eq!(worker.pause_limit(least), Duration::from_secs(12));
+        for _ in 0..400 {
+            worker.reserve(0, Reason::Cold).record(Outcome::Answered);
+        }
+        assert_eq!(worker.pause_limit(least), least);
     }
 
     fn prompt() -> RouteKey {

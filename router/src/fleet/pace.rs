@@ -1,4 +1,5 @@
-//! The pace of a worker, learned from its responses: limits for the wait for a first byte and for a whole answer.
+//! The pace of a worker, learned from its responses: limits for the wait for a first byte, for a whole answer, and for
+//! the pauses of streams.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -13,9 +14,6 @@ const LENIENCE: u32 = 4;
 
 /// Factor by which each observation reduces the weight of the earlier ones.
 const MEMORY: f64 = 0.95;
-
-/// Least limit for a whole answer, as a multiple of the limit for a first byte: an answer has many tokens.
-const LEAST: u32 = 6;
 
 /// Seconds per prompt token, as the ratio of two decaying sums. A mean of ratios would give short prompts too much
 /// weight: their wait depends little on their tokens.
@@ -57,11 +55,11 @@ impl Pace {
     }
 }
 
-/// The longest answer of a worker in milliseconds. Each answer takes a hundredth off the longest one before.
+/// The longest of the observed times in milliseconds. Each observation takes a hundredth off the longest one before.
 #[derive(Debug, Default)]
-pub(super) struct LongestAnswer(AtomicU64);
+pub(super) struct Longest(AtomicU64);
 
-impl LongestAnswer {
+impl Longest {
     pub(super) fn observe(&self, took: Duration) {
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let before = self.0.load(Ordering::Relaxed);
@@ -69,10 +67,10 @@ impl LongestAnswer {
         self.0.store((before - before / 100).max(took), Ordering::Relaxed);
     }
 
-    /// The limit for an answer that comes in one piece.
-    pub(super) fn limit(&self, first_byte: Duration) -> Duration {
+    /// The limit for the next time; at least `least`.
+    pub(super) fn limit(&self, least: Duration) -> Duration {
         let longest = Duration::from_millis(self.0.load(Ordering::Relaxed));
-        first_byte.saturating_mul(LEAST).max(longest.saturating_mul(LENIENCE))
+        least.max(longest.saturating_mul(LENIENCE))
     }
 }
 
@@ -114,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_answer_raises_the_limit_at_once_and_fades() {
-        let (longest, first) = (LongestAnswer::default(), Duration::from_secs(10));
-        assert_eq!(longest.limit(first), Duration::from_secs(60));
+    fn the_longest_time_raises_the_limit_at_once_and_fades() {
+        let (longest, least) = (Longest::default(), Duration::from_secs(60));
+        assert_eq!(longest.limit(least), least);
         longest.observe(Duration::from_secs(100));
-        assert_eq!(longest.limit(first), Duration::from_secs(400));
+        assert_eq!(longest.limit(least), Duration::from_secs(400));
         for _ in 0..200 {
             longest.observe(Duration::from_secs(1));
         }
-        assert_eq!(longest.limit(first), Duration::from_secs(60));
+        assert_eq!(longest.limit(least), least);
     }
 }

@@ -21,7 +21,7 @@ use super::{
     last_failure::{FailureLog, LastFailure},
     load::Load,
     others::Others,
-    pace::{LongestAnswer, Pace},
+    pace::{Longest, Pace},
     pulse::{GRAIN, Pulse},
     rhythm::Rhythm,
     single_flight::SingleFlight,
@@ -39,6 +39,9 @@ use crate::{
 
 /// Least limit for the silence of an engine that reports its progress in each step.
 const LEAST_SILENCE: Duration = Duration::from_millis(2500);
+
+/// Least limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
+const LEAST_ANSWER: u32 = 6;
 
 /// A worker. The registry, the requests on it and its health check share it.
 #[derive(Debug)]
@@ -67,7 +70,9 @@ pub struct Worker {
     vouched: AtomicBool,
     /// When its engine was last found frozen behind good health checks.
     frozen: Mutex<Option<Instant>>,
-    pub(super) longest_answer: LongestAnswer,
+    pub(super) longest_answer: Longest,
+    /// Pauses of its streams, from a second on.
+    pub(super) longest_pause: Longest,
     first_token_timeout: Duration,
     /// Whether its discovery source wants it to get no requests for now.
     withheld: AtomicBool,
@@ -102,7 +107,8 @@ impl Worker {
             failures: FailureLog::default(),
             vouched: AtomicBool::new(false),
             frozen: Mutex::default(),
-            longest_answer: LongestAnswer::default(),
+            longest_answer: Longest::default(),
+            longest_pause: Longest::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -224,7 +230,17 @@ impl Worker {
     /// The limit for the silence of the worker while an answer in one piece is awaited: a multiple of
     /// --first-token-timeout-secs, or more if its answers take longer.
     pub fn answer_limit(&self) -> Duration {
-        self.longest_answer.limit(self.first_token_timeout)
+        self.longest_answer.limit(self.first_token_timeout.saturating_mul(LEAST_ANSWER))
+    }
+
+    /// Records a pause in one of its streams.
+    pub fn stream_paused(&self, pause: Duration) {
+        self.longest_pause.observe(pause);
+    }
+
+    /// The limit for a pause in one of its streams: at least `least`, more if its streams had longer pauses of late.
+    pub fn pause_limit(&self, least: Duration) -> Duration {
+        self.longest_pause.limit(least)
     }
 
     /// The limit for the silence of an engine that has work and reports its progress by itself.

@@ -10,14 +10,19 @@ use std::{
 };
 
 use http::StatusCode;
+use http_body_util::BodyExt;
 use mla_mock_worker::{Fault, Kind, MockWorker, Settings};
 use mla_router::{Config, RouterHandle, fleet::Phase};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::Notify, task::JoinSet, time::sleep};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use crate::support::{
-    Client, all_in, assert_nothing_booked, config, router_without_waiting, secs, soon,
+    Client, all_in, assert_nothing_booked, config, post, router_without_waiting, secs, soon,
 };
 
 const STREAMS: usize = 16;
@@ -237,5 +242,38 @@ async fn a_stream_that_broke_waits_anew_for_a_worker() {
     let _worker = MockWorker::listen(port, settings()).await.expect("its port");
     assert_eq!(asked.await.expect("a whole answer"), expected);
     assert_eq!(continued(&router), 1);
+    assert_nothing_booked(&router).await;
+}
+
+/// The longest pause of a client's stream, and what it has said.
+async fn longest_pause(client: &mut Client, (path, body): &(&'static str, Value)) -> (f64, Value) {
+    let answer = client.send(post(path, body.to_string())).await.expect("a head");
+    let (mut body, mut bytes) = (answer.into_body(), Vec::new());
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+    while let Some(frame) = soon(body.frame()).await {
+        bytes.extend(frame.expect("a whole body").into_data().expect("data"));
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    (longest.as_secs_f64(), said(std::str::from_utf8(&bytes).expect("UTF-8")))
+}
+
+/// With the settings that users have. The workers' engines go on: /health_generate is answered.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_freezes_alone_goes_on_elsewhere_within_two_seconds_and_a_half() {
+    let Config { allowed_hosts, replay_key, .. } = config();
+    let config = Config { allowed_hosts, replay_key, ..Config::default() };
+    let (router, workers) = fleet(config, 2).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let request = requests().swap_remove(0);
+    let expected = ask(&mut client, &request).await;
+    for worker in &workers {
+        worker.fault(Fault { kind: Kind::Freeze { after_tokens: 18 }, count: Some(1) });
+    }
+    let (pause, said) = longest_pause(&mut client, &request).await;
+    assert_eq!(said, expected);
+    assert!((1.9..=2.5).contains(&pause), "{pause} s");
+    assert!(continued(&router) >= 1);
+    all_in(Phase::Healthy, &router).await;
     assert_nothing_booked(&router).await;
 }

@@ -291,6 +291,25 @@ async fn stream_of_a_stuck_engine_continues_elsewhere_within_2500_ms() {
     assert!(gap <= 2.5, "{gap} s");
 }
 
+/// The only stream of its worker, whose health check says that its engine makes progress.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_an_engine_has_lost_goes_on_elsewhere_within_a_minute() {
+    let Config { allowed_hosts, replay_key, .. } = config();
+    let config = Config { allowed_hosts, replay_key, ..Config::default() };
+    let mut fleet = Fleet::new(config, chat(1)).await;
+    for worker in &fleet.workers {
+        worker.report(200, r#"{"status":"ok","last_step_age":0.1}"#);
+    }
+    sleep(Duration::from_secs(2)).await;
+    let (whole, begun) = (fleet.whole(), Instant::now());
+    let cut = stream(1, None, true).len() / 2;
+    let got = fleet.ask(&[(cut, Then::Silence)]).await;
+    assert_eq!(got.replace(": ping\n\n", ""), whole);
+    let took = begun.elapsed().as_secs();
+    assert!((45..=60).contains(&took), "{took} s");
+    assert_eq!(fleet.requests(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stream_of_a_draining_worker_continues_elsewhere() {
     for code in ["scheduler_ended", "draining", "engine_died"] {
