@@ -252,31 +252,13 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """Launches DeepSeek's heads, causal and over whole prefixes, with long and short chunks; then Llama's; and the
-    tilings of the benchmark's sweep."""
-
-    def attend(n: int, heads: int, groups: int, shared: int, causal: bool, *tiles: Tiling) -> None:
-        work = PrefillWork.on("meta", [(n, 4096)], heads=heads, causal=causal)
-        q = torch.empty(n, heads, 128 + shared, dtype=torch.bfloat16, device="meta")
-        kv = torch.empty(4096, groups, 256, dtype=torch.bfloat16, device="meta")
-        k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
-        for chosen in tiles or (None,):
-            ragged_attention_triton(
-                q,
-                kv[..., :128],
-                kv[..., 128:],
-                k_pe if shared else None,
-                work,
-                scale=0.1,
-                tiles=chosen,
-            )
-
-    attend(4096, 16, 16, 64, True, tiling(128, 2, 512), *SWEPT)
-    attend(4096, 16, 16, 64, False)
-    attend(64, 16, 16, 64, True, *(tiling(64, 2, programs) for programs in (264, 265)))
-    attend(64, 16, 16, 64, False)
-    attend(4096, 32, 8, 0, True)
-    attend(64, 32, 8, 0, True)
+    """Launches DeepSeek's heads, causal and over whole prefixes, with long and short chunks; then Llama's."""
+    launch_attention(4096, 16, 16, 64, True, tiling(128, 2, 512))
+    launch_attention(4096, 16, 16, 64, False)
+    launch_attention(64, 16, 16, 64, True, *(tiling(64, 2, programs) for programs in (264, 265)))
+    launch_attention(64, 16, 16, 64, False)
+    launch_attention(4096, 32, 8, 0, True)
+    launch_attention(64, 32, 8, 0, True)
     # Heads with their own rotary keys
     k, v = torch.empty(4096, 16, 320, dtype=torch.bfloat16, device="meta").split([192, 128], dim=-1)
     for n, causal in ((4096, True), (4096, False), (64, True)):
@@ -285,11 +267,39 @@ def launches() -> None:
         ragged_attention_triton(q, k, v, None, work, scale=0.1)
 
 
-SWEPT = (Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))
+def launches_of_the_sweep() -> None:
+    """Launches the tilings of the benchmark's sweep."""
+    launch_attention(4096, 16, 16, 64, True, Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))
+
+
+def launch_attention(
+    n: int, heads: int, groups: int, shared: int, causal: bool, *tiles: Tiling
+) -> None:
+    work = PrefillWork.on("meta", [(n, 4096)], heads=heads, causal=causal)
+    q = torch.empty(n, heads, 128 + shared, dtype=torch.bfloat16, device="meta")
+    kv = torch.empty(4096, groups, 256, dtype=torch.bfloat16, device="meta")
+    k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
+    for chosen in tiles or (None,):
+        ragged_attention_triton(
+            q,
+            kv[..., :128],
+            kv[..., 128:],
+            k_pe if shared else None,
+            work,
+            scale=0.1,
+            tiles=chosen,
+        )
 
 
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
+        report.check()
+        assert report.has_wgmma, report
+
+
+@pytest.mark.slow
+def test_the_sweep_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches_of_the_sweep):
         report.check()
         assert report.has_wgmma, report
 
