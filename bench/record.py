@@ -76,7 +76,7 @@ def record(bench: str, result: dict[str, Any], out: Path | None) -> None:
     line = json.dumps(
         {
             "bench": bench,
-            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": _commit(),
             "command": _command(),
             "machine": _machine(),

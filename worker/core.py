@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ import numpy as np
 ForwardOutput = TypeVar("ForwardOutput")
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Reasons why a request ended, with OpenAI's names where it has one."""
 
     STOP = "stop"  # an EOS or stop token, or a stop string

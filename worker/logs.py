@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
@@ -35,5 +35,5 @@ class RouterFormatter(logging.Formatter):
 
 def timestamp(seconds: float) -> str:
     """Formats seconds since 1970 as 2026-11-24T02:04:10.123456Z."""
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

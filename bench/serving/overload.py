@@ -86,7 +86,7 @@ class Load:
         try:
             async with http.post(self._url + "/v1/completions", json=body) as response:
                 answer = await response.json()
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             outcome.ends[type(error).__name__] += 1
             return
         if response.status in REFUSALS:

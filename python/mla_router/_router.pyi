@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Literal, TypeAlias, TypedDict, final
-
-from typing_extensions import Self
+from typing import Literal, Self, TypeAlias, TypedDict, final
 
 _Policy: TypeAlias = Literal[
     "cache_aware",

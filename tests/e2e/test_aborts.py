@@ -67,7 +67,7 @@ class Storm:
 
         try:
             await asyncio.wait_for(ask(), self.rng.choice((0.002, 0.02, 0.1, 0.3)))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.left["hung up"] += 1
             await self.look(http)
 

@@ -106,8 +106,8 @@ def test_the_sdist_has_the_documents_that_the_page_names(in_sdist: set[str]) -> 
     assert named <= in_sdist
 
 
-def test_one_wheel_for_all_pythons_from_3_10_on(wheel: Path) -> None:
-    assert "-cp310-abi3-" in wheel.name
+def test_one_wheel_for_all_pythons_from_3_11_on(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
 
 
 ROUTER_ALONE = """

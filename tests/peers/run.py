@@ -19,12 +19,11 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import tomllib
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

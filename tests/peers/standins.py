@@ -25,12 +25,11 @@ import unittest
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 import pytest
 from transformers import AutoTokenizer
-from typing_extensions import Self
 
 ENGINES = ("vllm", "sglang")
 TOKENIZER = Path(os.environ["PEER_SERVER_PATH"]) / "mla_router/worker/model/small"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from array import array
@@ -69,7 +68,7 @@ class Client:
                     self._api.read(await response.read(), outcome.answer)
             if outcome.ok and outcome.answer.finish_reason is None:
                 outcome.error = "the answer has no finish_reason"
-        except asyncio.TimeoutError:  # before OSError, which it is from Python 3.11 on
+        except TimeoutError:  # before OSError, which it is from Python 3.11 on
             outcome.error = "no answer in time (--request-timeout)"
         except (aiohttp.ClientError, OSError, BadAnswer, msgspec.MsgspecError) as error:
             outcome.error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]

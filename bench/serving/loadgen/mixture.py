@@ -71,7 +71,7 @@ class Mixture:
         try:
             await asyncio.wait_for(ask(), patience)
             self.ends["stream left" if body["stream"] else "answered before it was left"] += 1
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.ends["hung up"] += 1
 
     def _request(self, tokens: int | None, stream: bool) -> tuple[str, dict[str, Any]]:

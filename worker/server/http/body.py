@@ -33,7 +33,7 @@ async def _receive(request: web.Request) -> bytes:
     while True:
         try:
             chunk = await asyncio.wait_for(request.content.readany(), STALLED_S)
-        except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
+        except TimeoutError:  # two classes until Python 3.11
             raise RequestTimeout(
                 f"The body stopped after {len(body)} bytes; it may pause for at most {STALLED_S:g} "
                 "seconds"

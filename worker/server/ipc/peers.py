@@ -57,7 +57,7 @@ class Peers:
         try:
             self._post(server, PeerRequest(self._own, query, question))
             return await asyncio.wait_for(answer, timeout)
-        except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
+        except TimeoutError:  # two classes until Python 3.11
             raise Unavailable("A process of this worker does not answer", retry_after=1) from None
         finally:
             del self._waiting[query]
