@@ -76,6 +76,17 @@ test-search: build-for-tests ## the same with the tests marked `slow` and longer
 test-wheel: build ## the wheel and the sdist in release form: look inside, install the wheel in a fresh venv
 	CARGO_PROFILE=release $(BIN)/python -m pytest tests/packaging
 
+.PHONY: mutants
+mutants: build-for-tests ## which single changes to the sources no test finds; ARGS="rust --sample 40" or "python ..."
+	$(BIN)/python tests/mutants/run.py $(ARGS)
+
+# Versions, or paths of interpreters
+PYTHONS := 3.12 3.13
+UNDER_PYTHONS := tests/packaging tests/worker tests/launch tests/router tests/scheduler tests/server
+.PHONY: test-pythons
+test-pythons: build-for-tests ## imports and tests under the other Pythons that are supported (PYTHONS="3.12 3.13")
+	TORCH=$(TORCH) .ci/test-pythons "$(PYTHONS)" $(or $(ARGS),$(UNDER_PYTHONS))
+
 .PHONY: test-kubernetes
 test-kubernetes: ## discovery against a kube-apiserver, which is built first (10 minutes, root for apt)
 	tests/kubernetes/build_apiserver.sh target/kubernetes
