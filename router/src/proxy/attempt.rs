@@ -70,7 +70,8 @@ impl<'a> Round<'a> {
     pub(super) fn new(job: &'a mut Job, body: Option<&Bytes>) -> Self {
         let is_original = body.is_none();
         let body = body.unwrap_or(&job.request.body).clone();
-        Self { job, body, is_original, tried: SmallVec::new(), refusal: None, cause: None }
+        let tried = job.failed.clone();
+        Self { job, body, is_original, tried, refusal: None, cause: None }
     }
 
     pub(super) async fn run(&mut self) -> Result<Reply, RetryDecision> {
@@ -81,6 +82,7 @@ impl<'a> Round<'a> {
                 Box::pin(self.wait_for_healthy()).await?;
                 // A worker that is healthy now has passed a health check after its failure.
                 self.tried.clear();
+                self.job.failed.clear();
                 continue;
             };
             let worker = Arc::clone(guard.worker());
@@ -91,6 +93,7 @@ impl<'a> Round<'a> {
             self.tried.push(worker.id);
             if !matches!(error, AttemptError::Busy(_)) {
                 self.job.failures += 1;
+                self.job.failed.push(worker.id);
                 if !self.may_retry(&error) {
                     return Err(self.decide(error));
                 }
@@ -123,10 +126,10 @@ impl<'a> Round<'a> {
         }
         match (selection, last) {
             (Placement::Worker(guard), _) => Ok(Some(guard)),
-            // A busy worker will have room again, even if the last one was lost.
+            // A busy worker will have room again, even if the last one has failed.
             (Placement::AllTried, Some(error)) => match self.refusal.take() {
-                Some(refusal) if error.needs_no_budget() => Err(RetryDecision::Queue(refusal)),
-                _ => Err(self.decide(error)),
+                Some(refusal) => Err(RetryDecision::Queue(refusal)),
+                None => Err(self.decide(error)),
             },
             // All workers tried, but without an error: handled like no healthy worker.
             (Placement::NoneHealthy | Placement::AllTried, _) => Ok(None),

@@ -23,6 +23,7 @@ const SILENT_CONSENT: Duration = Duration::from_millis(10);
 /// a broken stream, and goes before requests without a response. Fails with the error for the client.
 pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
     job.failures = 0;
+    job.failed.clear();
     let continues = body.is_some();
     if continues {
         job.wait_anew();

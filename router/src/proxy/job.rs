@@ -3,6 +3,7 @@
 use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     error::Error,
     fleet::{Worker, registry::known},
     key::{self, Route, RouteKey},
-    names::ModelName,
+    names::{ModelName, WorkerId},
     proxy::request::WorkerRequest,
     router::Router,
     shutdown::InFlight,
@@ -45,6 +46,8 @@ pub struct Job {
     pub(super) attempts: u32,
     /// Failed attempts that count against --max-retries: all except attempts on busy workers.
     pub(super) failures: u32,
+    /// Workers of these failures. The queue does not bring the request back to them while others are busy.
+    pub(super) failed: SmallVec<[WorkerId; 4]>,
     /// Workers that broke the connection or froze while they had this request.
     pub deaths: u32,
     /// The slot under --max-concurrent-requests, once the request has one.
@@ -101,6 +104,7 @@ impl Job {
             reading,
             attempts: 0,
             failures: 0,
+            failed: SmallVec::new(),
             deaths: 0,
             slot: None,
             patient_until: None,

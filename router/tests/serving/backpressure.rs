@@ -231,3 +231,23 @@ async fn slow_answer_does_not_block_the_queue() {
     worker.requests_so_far();
     assert_nothing_booked(&router).await;
 }
+
+/// A failing worker answers at once, so its load stays the lowest.
+#[tokio::test(start_paused = true)]
+async fn request_waits_for_a_busy_worker_and_not_for_a_failing_one() {
+    let full = Arc::new(AtomicUsize::new(50));
+    let turns = Arc::clone(&full);
+    let mut busy = FakeWorker::start(move |_| {
+        let left = turns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if left.is_ok() { Reply::status(429) } else { Reply::good() }
+    })
+    .await;
+    let mut failing = FakeWorker::start(|_| Reply::status(500)).await;
+    let config = Config { cb_failure_threshold: u32::MAX, ..in_turn() };
+    let router = router(config, &[&busy, &failing]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, prompt(0)).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(busy.requests_so_far(), 51);
+    assert_eq!(failing.requests_so_far(), 1);
+    assert_nothing_booked(&router).await;
+}
