@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from mla_router.worker.server.requests.timing import Timing
@@ -35,7 +36,7 @@ def test_of_several_choices() -> None:
     timing = Timing.of(begun=0.0, queued=0.0, first=1.0, last=3.0, tokens=10, choices=2)
     assert timing.mean_itl_ms == 500, "each has five tokens, and so four gaps"
     single = Timing.of(begun=0.0, queued=0.0, first=1.0, last=1.0, tokens=2, choices=2)
-    assert single.mean_itl_ms is None
+    assert single.mean_itl_ms is msgspec.UNSET
     assert single.tokens_per_second == 2
 
 

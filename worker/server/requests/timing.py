@@ -11,7 +11,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     queue_time_ms: float
     time_to_first_token_ms: float  # from the end of the queue time
     generation_time_ms: float  # from the first token to the last
-    mean_itl_ms: float | None  # inter-token latency; null if no choice has two tokens
+    # Inter-token latency; absent if no choice has two tokens
+    mean_itl_ms: float | msgspec.UnsetType = msgspec.UNSET
     tokens_per_second: float  # between the end of the queue time and the last token
 
     @classmethod
@@ -26,6 +27,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             queue_time_ms=queued * 1000,
             time_to_first_token_ms=(first - started) * 1000,
             generation_time_ms=(last - first) * 1000,
-            mean_itl_ms=(last - first) * choices / gaps * 1000 if gaps > 0 else None,
+            mean_itl_ms=(last - first) * choices / gaps * 1000 if gaps > 0 else msgspec.UNSET,
             tokens_per_second=tokens / taken if taken > 0 else 0.0,
         )
