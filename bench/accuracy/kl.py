@@ -6,7 +6,7 @@
     python bench/accuracy/kl.py --urls http://127.0.0.1:8000                  # servers that run already
 
 Without `--urls` two workers are started, one after the other: one with the worker's flags, and one that computes
-prompts in chunks of `--piece` tokens. A folder without a tokenizer uses that of the small model.
+prompts in chunks of `--piece` tokens. A folder without a tokenizer uses the small model's tokenizer.
 
 The first server continues prompts by sampling, one token a step. Then all servers, which have the same model, return the
 logprobs of these tokens

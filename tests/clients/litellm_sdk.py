@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["litellm==1.106.2", "mcp"]  # it imports mcp for tools
 # ///
-"""LiteLLM, with which many gateways call OpenAI-compatible servers."""
+"""Checks LiteLLM, the client library of many gateways."""
 
 from __future__ import annotations
 

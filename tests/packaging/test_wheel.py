@@ -28,7 +28,7 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds the wheel and the sdist into a folder.
 
-    The extension is that of the checkout, unoptimized unless $CARGO_PROFILE is `release`.
+    The wheel has the extension of the checkout, unoptimized unless $CARGO_PROFILE is `release`.
     """
     folder: Path = tmp_path_factory.mktemp("dist")
     maturin = str(Path(sys.executable).with_name("maturin"))

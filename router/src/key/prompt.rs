@@ -36,11 +36,10 @@ pub(super) fn chat(
     messages: &[u8],
     blocks: &mut Blocks,
 ) -> Result<(), KeyError> {
-    push_tools(tools, blocks)?;
-    opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
+    self::messages(tools, None, messages, blocks)
 }
 
-/// Pushes tools, system prompt and messages of the Messages API. The result equals that of the same chat.
+/// Pushes tools, system prompt and messages of the Messages API, with the same result as for the same chat.
 pub(super) fn messages(
     tools: Option<&[u8]>,
     system: Option<&[u8]>,
@@ -55,7 +54,7 @@ pub(super) fn messages(
     opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
 }
 
-/// Pushes tools, instructions and input of the Responses API. The result equals that of the same chat.
+/// Pushes tools, instructions and input of the Responses API, with the same result as for the same chat.
 pub(super) fn responses(
     tools: Option<&[u8]>,
     instructions: Option<&[u8]>,
