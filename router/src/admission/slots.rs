@@ -22,6 +22,15 @@ struct State {
     line: Line<Permit>,
 }
 
+impl State {
+    /// Whether there was a free slot, which the caller has now.
+    fn take_free(&mut self) -> bool {
+        let left = self.free.checked_sub(1);
+        self.free = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
 impl Slots {
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self(Mutex::new(State { free: limit, line: Line::default() })))
@@ -29,9 +38,7 @@ impl Slots {
 
     /// A slot, if there is a free one.
     pub(super) fn try_take(self: &Arc<Self>) -> Option<Permit> {
-        let mut state = self.0.lock();
-        state.free = state.free.checked_sub(1)?;
-        Some(Permit(Arc::clone(self)))
+        self.0.lock().take_free().then(|| Permit(Arc::clone(self)))
     }
 
     /// Waits for a slot until `at`.
@@ -44,8 +51,7 @@ impl Slots {
         let (call, called) = oneshot::channel();
         let position = {
             let mut state = self.0.lock();
-            if let Some(free) = state.free.checked_sub(1) {
-                state.free = free;
+            if state.take_free() {
                 return Some(Permit(Arc::clone(self)));
             }
             let position = state.line.end(client);
