@@ -19,24 +19,21 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(*shape: int, parts: tuple[int, ...], seed: int = 0) -> tuple[Weight, Tensor]:
+def quantized(*shape: int, seed: int = 0) -> tuple[Weight, Tensor]:
     """A weight of FP8 values with random scales, and its numbers in float64."""
     rows, columns = shape[-2:]
     values = drawn(*shape, seed=seed).to(torch.float8_e4m3fn)
-    heights = [-(-part // BLOCK[0]) for part in parts]
-    scales = 0.5 + torch.rand(*shape[:-2], sum(heights), -(-columns // BLOCK[1]))
+    scales = 0.5 + torch.rand(*shape[:-2], -(-rows // BLOCK[0]), -(-columns // BLOCK[1]))
     exact = values.double()
     for row in range(rows):
-        part = next(i for i in range(len(parts)) if row < sum(parts[: i + 1]))
-        block = sum(heights[:part]) + (row - sum(parts[:part])) // BLOCK[0]
         for column in range(columns):
-            exact[..., row, column] *= scales[..., block, column // BLOCK[1]]
-    return Weight(values, scales, BLOCK, parts, constant=True), exact
+            exact[..., row, column] *= scales[..., row // BLOCK[0], column // BLOCK[1]]
+    return Weight(values, scales, BLOCK, constant=True), exact
 
 
 def test_linear() -> None:
     x, bias = drawn(3, 20, seed=1), drawn(11, seed=2)
-    weight, exact = quantized(11, 20, parts=(6, 5))
+    weight, exact = quantized(11, 20)
     expected = x.double() @ exact.T + bias
     torch.testing.assert_close(linear(x, weight, bias).double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
@@ -46,7 +43,7 @@ def test_linear() -> None:
 
 def test_norm_linear() -> None:
     x, scale = drawn(3, 20, seed=1), drawn(20, seed=2)
-    weight, exact = quantized(11, 20, parts=(11,))
+    weight, exact = quantized(11, 20)
     normed = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
     got = norm_linear(x, None, scale, 1e-6, weight).product
     torch.testing.assert_close(
@@ -55,11 +52,11 @@ def test_norm_linear() -> None:
 
 
 def test_heads_of_joined_up_projections() -> None:
-    """A head has 5 + 3 rows, so that blocks of 4 rows lie across heads."""
-    weight, exact = quantized(24, 16, parts=(24,))
+    """A head has 5 + 3 rows."""
+    weight, exact = quantized(24, 16)
     by_head = exact.view(3, 8, 16)
-    w_uk, w_uv = weight.split_heads(3, (5, 3), torch.float32)
-    assert w_uk.is_plain and not w_uk.constant, "a kernel writes it"
+    w_uk, w_uv = weight.dense(torch.float32).split_heads(3, (5, 3))
+    assert not w_uk.constant, "a kernel writes it"
     q, latent, out = drawn(2, 3, 5), drawn(2, 3, 16), torch.empty(2, 3, 3)
     expand_values(latent, w_uv, out)
     for got, equation, x, half in (
@@ -72,7 +69,7 @@ def test_heads_of_joined_up_projections() -> None:
 
 def test_heads_of_a_plain_weight_are_views() -> None:
     weight = Weight(drawn(24, 16), constant=True)
-    w_uk, w_uv = weight.split_heads(3, (5, 3), torch.float32)
+    w_uk, w_uv = weight.split_heads(3, (5, 3))
     assert w_uk.constant and w_uv.constant
     assert w_uk.values.data_ptr() == weight.values.data_ptr()
     assert torch.equal(w_uv.values, weight.values.view(3, 8, 16)[:, 5:])
@@ -82,16 +79,16 @@ def test_heads_of_a_plain_weight_are_views() -> None:
 def test_experts(is_quantized: tuple[bool, bool]) -> None:
     """Experts of 6 inputs and 5 intermediate numbers; one token has only one expert."""
     x = drawn(3, 6, seed=5)
-    gate_up, exact_ups = quantized(4, 10, 6, parts=(5, 5), seed=6)
-    down, exact_downs = quantized(4, 6, 5, parts=(6,), seed=7)
+    gate_up, exact_ups = quantized(4, 10, 6, seed=6)
+    down, exact_downs = quantized(4, 6, 5, seed=7)
     if not is_quantized[0]:
         gate_up = Weight(exact_ups.float())
     if not is_quantized[1]:
         down = Weight(exact_downs.float())
     ids = torch.tensor([[0, 2], [2, 3], [1, -1]], dtype=torch.int32)
     weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [0.75, 0.0]])
-    shared, exact_shared = quantized(10, 6, parts=(5, 5), seed=8)
-    shared_down, exact_shared_down = quantized(6, 5, parts=(6,), seed=9)
+    shared, exact_shared = quantized(10, 6, seed=8)
+    shared_down, exact_shared_down = quantized(6, 5, seed=9)
 
     def through(rows: Tensor, ups: Tensor, downs: Tensor) -> Tensor:
         gate, up = (rows @ ups.T).chunk(2, dim=-1)
@@ -113,7 +110,7 @@ def test_quantized_activations() -> None:
     scales = 0.5 + torch.rand(3, 3)
     x = Quantized(values, scales, 8, torch.float32)
     exact = values.double() * scales.double().repeat_interleave(8, 1)[:, :20]
-    weight, exact_weight = quantized(11, 20, parts=(11,))
+    weight, exact_weight = quantized(11, 20)
     for operand in (weight, Weight(exact_weight.float())):
         got = linear(x, operand)
         assert got.dtype == torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
-from mla_router.worker.model.loader import allocate, load_model
+from mla_router.worker.model.loader import after_load, allocate, load_model
 from mla_router.worker.model.registry import build_model
 from mla_router.worker.model.weights import load_weights
 from support.forward_driver import ForwardDriver
@@ -33,7 +32,7 @@ class Int8(WeightFormat):
 
     def weight(self, layer: Linear) -> Weight:
         scales = layer.get_parameter("weight_scale")
-        return Weight(layer.weight, scales, (1, layer.shape.inputs), layer.shape.parts, True)
+        return Weight(layer.weight, scales, (1, layer.shape.inputs), constant=True)
 
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
         del layer, generator
@@ -59,7 +58,7 @@ class Packed4(Int8):
     def weight(self, layer: Linear) -> Weight:
         scales = layer.get_parameter("weight_scale")
         packed = layer.get_parameter("weight_packed")
-        return Weight(packed, scales, parts=layer.shape.parts, constant=True, dequantize=unpacked)
+        return Weight(packed, scales, constant=True, dequantize=unpacked)
 
     def quantize(self, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         scale = weight.abs().amax(dim=1, keepdim=True) / 7
@@ -69,14 +68,9 @@ class Packed4(Int8):
 
 
 def unpacked(
-    packed: Tensor,
-    scales: Tensor,
-    *,
-    block: tuple[int, int],
-    parts: Sequence[int],
-    dtype: torch.dtype,
+    packed: Tensor, scales: Tensor, *, block: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    del block, parts
+    del block
     both = torch.stack((packed % 16, packed // 16), dim=-1).flatten(-2)
     return ((both.float() - 8) * scales).to(dtype)
 
@@ -114,6 +108,7 @@ def test_logits_are_those_of_the_dequantized_weights(
     save_file(stored, tmp_path / "new" / "model.safetensors", metadata={"format": "pt"})
 
     load_weights(model, tmp_path / "new", lambda _: False)
+    after_load(model, torch.float32)
     expected = answers(load_model(tmp_path / "plain", device="cpu", dtype=torch.float32))
     assert (answers(model.eval()) - expected).abs().max().item() <= 1e-4
 

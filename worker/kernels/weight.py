@@ -18,14 +18,14 @@ from mla_router.worker.kernels.dequantize import dequantize_blocks
 class Weight(NamedTuple):
     """A matrix [N, K] for x @ weight.T, or a stack of E matrices [E, N, K].
 
-    Without `scales`, `values` are numbers of the activations' dtype. With `scales` they are quantized, and
-    `dequantize`, which has the parameters of `dequantize_blocks`, returns the numbers.
+    Without `scales`, `values` are numbers of the activations' dtype. With `scales` they are quantized: the value at row
+    n and column k has the scale at row n // block[0] and column k // block[1]. `dequantize`, which has the parameters of
+    `dequantize_blocks`, returns the numbers.
     """
 
     values: Tensor  # [..., N, K]
-    scales: Tensor | None = None  # [..., S, ceil(K / block[1])] float32
+    scales: Tensor | None = None  # [..., ceil(N / block[0]), ceil(K / block[1])] float32
     block: tuple[int, int] = (1, 1)  # rows and columns that share a scale
-    parts: tuple[int, ...] = ()  # rows of the matrices that are joined; blocks begin anew at each
     constant: bool = False  # no kernel writes the values while a model runs (`pdl.py`)
     dequantize: Callable[..., Tensor] = dequantize_blocks
 
@@ -37,25 +37,18 @@ class Weight(NamedTuple):
         """Returns the plain weight: itself, or a copy in `dtype`. The copy is the result of a kernel."""
         if self.scales is None:
             return self
-        return Weight(
-            self.dequantize(
-                self.values, self.scales, block=self.block, parts=self.parts, dtype=dtype
-            )
-        )
+        return Weight(self.dequantize(self.values, self.scales, block=self.block, dtype=dtype))
 
     def expert(self, index: int) -> Weight:
         """Returns one matrix of a stack."""
         scales = None if self.scales is None else self.scales[index]
         return self._replace(values=self.values[index], scales=scales)
 
-    def split_heads(self, num_heads: int, rows: Sequence[int], dtype: torch.dtype) -> list[Weight]:
-        """Returns views [num_heads, n, K] for each n in `rows`, the rows of each head.
-
-        They are plain, and a quantized weight is copied once for all: a block may lie across two heads.
-        """
-        dense = self.dense(dtype)
-        by_head = dense.values.view(num_heads, sum(rows), -1)
-        return [dense._replace(values=part) for part in torch.split(by_head, list(rows), dim=1)]
+    def split_heads(self, num_heads: int, rows: Sequence[int]) -> list[Weight]:
+        """Returns views [num_heads, n, K] of a plain weight for each n in `rows`, the rows of each head."""
+        assert self.is_plain, "a block of a quantized weight may lie across two heads"
+        by_head = self.values.view(num_heads, sum(rows), -1)
+        return [self._replace(values=part) for part in torch.split(by_head, list(rows), dim=1)]
 
 
 class Quantized(NamedTuple):
@@ -68,13 +61,7 @@ class Quantized(NamedTuple):
 
     def dense(self) -> Tensor:
         """Returns the rows [T, K] in `dtype`."""
-        return dequantize_blocks(
-            self.values,
-            self.scales,
-            block=(1, self.group),
-            parts=(len(self.values),),
-            dtype=self.dtype,
-        )
+        return dequantize_blocks(self.values, self.scales, block=(1, self.group), dtype=self.dtype)
 
 
 def dense_rows(x: Tensor | Quantized) -> Tensor:

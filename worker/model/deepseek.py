@@ -94,7 +94,9 @@ class LatentAttention(AttentionLayer):
             self.q_b_proj = Linear(config.q_lora_rank, queries)
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
         self.kv_b_proj = Linear(
-            config.kv_lora_rank, config.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+            config.kv_lora_rank,
+            config.num_heads * (config.qk_nope_head_dim + config.v_head_dim),
+            plain=True,  # decode multiplies by its halves, head by head
         )
         self.o_proj = Linear(config.num_heads * config.v_head_dim, hidden, bias=bias)
 
@@ -156,7 +158,7 @@ class LatentAttention(AttentionLayer):
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed multi-query attention over the latents themselves."""
-        w_uk, w_uv = self.up_projections(q.dtype)
+        w_uk, w_uv = self.up_projections()
         q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
@@ -173,10 +175,10 @@ class LatentAttention(AttentionLayer):
         latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
         expand_values(latent, w_uv, out)
 
-    def up_projections(self, dtype: torch.dtype) -> tuple[Weight, Weight]:
+    def up_projections(self) -> tuple[Weight, Weight]:
         """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
         rows = self.qk_nope_head_dim, self.v_head_dim
-        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows, dtype)
+        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows)
         return w_uk, w_uv
 
     # ---- Fast path ----
@@ -191,7 +193,7 @@ class LatentAttention(AttentionLayer):
         out: Tensor,
     ) -> None:
         """`write` and `decode` of the same rows: one kernel writes and absorbs the queries."""
-        w_uk, w_uv = self.up_projections(q.dtype)
+        w_uk, w_uv = self.up_projections()
         q_latent = rope_absorb(
             q,
             kv,

@@ -58,7 +58,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def weight(self, layer: Linear) -> Weight:
-        """Returns the weight of `layer` for the products of `worker/kernels`."""
+        """Returns the weight of `layer` for the products of `worker/kernels`, after `after_load`."""
 
     @abstractmethod
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
@@ -87,7 +87,8 @@ class Linear(nn.Module):
     `outputs` may also name several projections of the same x, whose results are side by side: by their names in
     checkpoints, the number of outputs of each. `bias` may then name the projections that have one, and is 0
     for the others. With `experts` the layer holds the weights of that many layers, [experts, outputs, inputs], for
-    `moe_experts` to choose from.
+    `moe_experts` to choose from. `plain` is for a weight whose products take no quantized values: if the checkpoint
+    quantizes it, it is dequantized once, after loading.
     """
 
     weight: nn.Parameter
@@ -99,12 +100,14 @@ class Linear(nn.Module):
         *,
         bias: bool | Collection[str] = False,
         experts: int | None = None,
+        plain: bool = False,
     ) -> None:
         super().__init__()
         self.names = () if isinstance(outputs, int) else tuple(outputs)
         parts = (outputs,) if isinstance(outputs, int) else tuple(outputs.values())
         self.shape = LinearShape(inputs, parts, experts)
         self.biased = bias
+        self.plain = plain
         self.set_format(PLAIN)
         self.bias = empty_parameter(*self.shape.stacked(self.shape.outputs)) if bias else None
 
@@ -115,6 +118,14 @@ class Linear(nn.Module):
         self.format = weight_format
         for name, parameter in weight_format.create(self.shape).items():
             self.register_parameter(name, parameter)
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        """Prepares loaded parameters for products with activations of `dtype`."""
+        self.format.after_load(self)
+        if self.plain and not self.operand.is_plain:
+            values = self.operand.dense(dtype).values
+            self.set_format(PLAIN)
+            self.weight = nn.Parameter(values, requires_grad=False)
 
     @property
     def operand(self) -> Weight:

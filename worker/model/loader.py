@@ -92,9 +92,7 @@ def _load(
         fill_dummy(built)
     else:
         load_weights(built, folder, unused)
-    for module in built.modules():
-        if isinstance(module, Linear):
-            module.format.after_load(module)
+    after_load(built, dtype)
     return built.eval()
 
 
@@ -106,6 +104,13 @@ def allocate(model: nn.Module) -> None:
             new = torch.zeros if name == "bias" else torch.empty
             memory = new(declared.shape, dtype=declared.dtype)
             module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+
+
+def after_load(model: nn.Module, dtype: torch.dtype) -> None:
+    """Prepares the loaded linear layers of `model` for products with activations of `dtype`."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.after_load(dtype)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Weights in float8_e4m3fn with a float32 scale for each block. Each product dequantizes them."""
+"""Weights in float8_e4m3fn with a float32 scale for each block."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mla_router.worker.kernels.dequantize import repeat_rows
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
 
@@ -19,16 +20,17 @@ class BlockFp8(WeightFormat):
     """The format of DeepSeek-V3's checkpoints, with blocks of 128 x 128. A side of None is the whole side of a matrix:
     other checkpoints have one scale for each row or tensor.
 
-    As in the checkpoint, the blocks of each joined part begin at its first row, and its last block may be cut off.
+    In checkpoints the blocks of each part begin at its first row, and its last block may be cut off. Kernels find the
+    scale of row n of joined parts at n // height. Where a part begins within a block of the rows above, `after_load`
+    gives each row a scale of its own.
     """
 
     scale_name: str  # of the parameter with the scales
     block: tuple[int | None, int | None]  # rows and columns that share a scale
 
     def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
-        columns = self._block(shape)[1]
         blocks = sum(self.rows(self.scale_name, part) for part in shape.parts)
-        scales = shape.stacked(blocks, -(-shape.inputs // columns))
+        scales = shape.stacked(blocks, -(-shape.inputs // self._width(shape)))
         values = shape.stacked(shape.outputs, shape.inputs)
         return {
             "weight": empty_parameter(*values, dtype=torch.float8_e4m3fn),
@@ -40,14 +42,23 @@ class BlockFp8(WeightFormat):
             return outputs
         return 1 if self.block[0] is None else -(-outputs // self.block[0])
 
-    def weight(self, layer: Linear) -> Weight:
-        return Weight(
-            layer.weight,
-            self._scales(layer),
-            block=self._block(layer.shape),
-            parts=layer.shape.parts,
-            constant=True,
+    def after_load(self, layer: Linear) -> None:
+        if self._height(layer.shape) == self.block[0]:
+            return
+        parts = layer.shape.parts
+        blocks = self._scales(layer).split([self.rows(self.scale_name, part) for part in parts], -2)
+        by_row = [
+            repeat_rows(scales, self.block[0] or part)[..., :part, :]
+            for part, scales in zip(parts, blocks, strict=True)
+        ]
+        layer.register_parameter(
+            self.scale_name, nn.Parameter(torch.cat(by_row, dim=-2), requires_grad=False)
         )
+
+    def weight(self, layer: Linear) -> Weight:
+        shape = layer.shape
+        block = self._height(shape), self._width(shape)
+        return Weight(layer.weight, self._scales(layer), block, constant=True)
 
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
         """Draws one expert at a time: torch draws no FP8, and all experts in float32 would take four times the
@@ -61,5 +72,10 @@ class BlockFp8(WeightFormat):
         scales: Tensor = getattr(layer, self.scale_name)
         return scales
 
-    def _block(self, shape: LinearShape) -> tuple[int, int]:
-        return self.block[0] or max(shape.parts), self.block[1] or shape.inputs
+    def _height(self, shape: LinearShape) -> int:
+        """Returns the rows that share a scale after `after_load`: 1 if the parts do not begin at blocks."""
+        height = self.block[0]
+        return height if height and all(part % height == 0 for part in shape.parts[:-1]) else 1
+
+    def _width(self, shape: LinearShape) -> int:
+        return self.block[1] or shape.inputs
