@@ -46,7 +46,8 @@ class BlockFp8(WeightFormat):
         if self._height(layer.shape) == self.block[0]:
             return
         parts = layer.shape.parts
-        blocks = self._scales(layer).split([self.rows(self.scale_name, part) for part in parts], -2)
+        heights = [self.rows(self.scale_name, part) for part in parts]
+        blocks = torch.split(self._scales(layer), heights, dim=-2)
         by_row = [
             repeat_rows(scales, self.block[0] or part)[..., :part, :]
             for part, scales in zip(parts, blocks, strict=True)
