@@ -77,4 +77,21 @@ def an_error_is_of_its_type(server: Server) -> None:
         raise AssertionError("temperature 9 was accepted")
 
 
-main(a_chat_and_its_stream, a_text_completion, at_the_same_time, tools, an_error_is_of_its_type)
+def a_long_conversation_is_recognized(server: Server) -> None:
+    long = [{"role": "user", "content": "hello " * 100_000}]
+    for more in ({"messages": long, "max_tokens": None}, {"max_tokens": 1_000_000}):
+        try:
+            litellm.completion(**asked(server, **more))
+        except litellm.ContextWindowExceededError:
+            continue
+        raise AssertionError(f"{[*more]}: accepted")
+
+
+main(
+    a_chat_and_its_stream,
+    a_text_completion,
+    at_the_same_time,
+    tools,
+    an_error_is_of_its_type,
+    a_long_conversation_is_recognized,
+)

@@ -75,7 +75,7 @@ def test_chats_are_encoded_as_transformers_does(turns: list[tuple[str, str]]) ->
 
 
 def test_text_that_no_context_can_hold_is_refused_unread() -> None:
-    with pytest.raises(InvalidRequest, match="characters") as caught:
+    with pytest.raises(InvalidRequest, match="longer than the model's context length") as caught:
         asyncio.run(TOKENIZER.encode("a" * 10_000, context_length=10))
     assert caught.value.body.error.code == "context_length_exceeded"
 

@@ -194,6 +194,35 @@ def test_max_tokens_may_take_all_the_room() -> None:
         fit(check(max_tokens=41), 10, limits(50, 60), default=None)
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "total", "words"),
+    [
+        (
+            None,
+            60,
+            r"The input \(50 tokens\) is longer than the model's context length \(50 tokens\)",
+        ),
+        (
+            None,
+            40,
+            r"longer than the model's context length \(40 tokens, the size of the KV cache\)",
+        ),
+        (
+            9,
+            60,
+            r"This model's maximum context length is 50 tokens\. However, 50 prompt tokens and",
+        ),
+        (9, 40, r"maximum context length is 40 tokens, the size of the KV cache\. However"),
+    ],
+)
+def test_clients_recognize_a_long_conversation(
+    max_tokens: int | None, total: int, words: str
+) -> None:
+    """LiteLLM and agents shorten the conversation if they find OpenAI's or SGLang's words in the message."""
+    with pytest.raises(InvalidRequest, match=words):
+        fit(check(max_tokens=max_tokens), 50, limits(50, total), default=None)
+
+
 def test_a_default_gives_way() -> None:
     sampling = check(max_tokens=None)
     assert fit(sampling, 10, limits(100, 100), default=16) == 16

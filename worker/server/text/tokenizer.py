@@ -123,8 +123,8 @@ class Tokenizer:
     async def _encode(self, text: str, special: bool, context_length: int) -> list[int]:
         if len(text) > context_length * self._longest_token:
             raise InvalidRequest(
-                f"The prompt has {len(text)} characters, more than {context_length} tokens, "
-                "which is the context length, can hold",
+                f"The input ({len(text)} characters) is longer than the model's context length "
+                f"({context_length} tokens)",
                 code="context_length_exceeded",
             )
         if len(text) <= MAX_INLINE_CHARS:

@@ -163,24 +163,26 @@ def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: i
     """Returns max_tokens for a prompt of `prompt_tokens`. Without the client's own number it is `default`, or less if
     the context is shorter; None: the remaining context. Raises InvalidRequest if the tokens do not fit."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
-    bound, limit = min(
-        (limits.context_length, "the context length"),
-        (limits.max_total_num_tokens, "the KV cache"),
+    # Clients find out by these words that the conversation is too long ("maximum context length is", "is longer than the
+    # model's context length"), and read the two numbers.
+    bound, reason = min(
+        (limits.context_length, ""),
+        (limits.max_total_num_tokens, ", the size of the KV cache"),
     )
     if sampling.max_tokens is not None:
         if sampling.max_tokens > room:
             raise InvalidRequest(
-                f"{prompt_tokens} prompt tokens and {sampling.max_tokens_field} "
-                f"{sampling.max_tokens} make {prompt_tokens + sampling.max_tokens} tokens, but "
-                f"{limit} is {bound} tokens; shorten the prompt or the output",
+                f"This model's maximum context length is {bound} tokens{reason}. However, {prompt_tokens} prompt "
+                f"tokens and {sampling.max_tokens_field} {sampling.max_tokens} make "
+                f"{prompt_tokens + sampling.max_tokens} tokens; shorten the prompt or the output",
                 param=sampling.max_tokens_field,
                 code="context_length_exceeded",
             )
         return sampling.max_tokens
     if room < 1:
         raise InvalidRequest(
-            f"The prompt has {prompt_tokens} tokens, but {limit} is {bound} tokens for prompt "
-            "and output together; shorten the prompt",
+            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({bound} tokens{reason}), "
+            "which includes at least one output token; shorten the prompt",
             code="context_length_exceeded",
         )
     return room if default is None else min(default, room)

@@ -46,8 +46,8 @@ def check_count(count: int, context_length: int, field: str) -> int:
     if count > context_length:
         raise InvalidField(
             field,
-            f"{count} messages, parts and calls are more than the context length of "
-            f"{context_length} tokens can hold",
+            f"the input ({count} messages, parts and calls) is longer than the model's context length "
+            f"({context_length} tokens)",
             code="context_length_exceeded",
         )
     return count
