@@ -18,7 +18,7 @@ class Block(msgspec.Struct):
     type: str
     text: str | None = None  # of a text
     thinking: str | None = None  # of reasoning
-    id: str | None = None  # of a tool_use
+    id: str | None = None  # of a tool_use, or of a tool_result without tool_use_id
     name: str | None = None  # of a tool_use
     input: dict[str, Any] | None = None  # of a tool_use
     tool_use_id: str | None = None  # of a tool_result

@@ -244,3 +244,11 @@ def test_refusals(
     with pytest.raises(openai.BadRequestError) as caught:
         deepseek.chat.completions.create(**asked)
     assert caught.value.param == param
+
+
+def test_a_tool_that_is_not_offered(deepseek: openai.OpenAI, asking: Asking) -> None:
+    """The message has SGLang's words: its clients compare them."""
+    asked = asking("x")
+    asked["extra_body"] |= {"tool_choice": named("other")}
+    with pytest.raises(openai.BadRequestError, match="Tool 'other' not found in tools list"):
+        deepseek.chat.completions.create(**asked)

@@ -220,7 +220,7 @@ def test_a_conversation_with_tools(ask: Any, body_of: Any, rendered: Any) -> Non
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": "9 C"},
+                {"type": "tool_result", "id": "t1", "content": "9 C"},  # as SGLang's clients
                 {
                     "type": "tool_result",
                     "tool_use_id": "t2",

@@ -161,7 +161,8 @@ def _heard(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
         place = f"{where}[{at}]"
         if block.type == "tool_result" and turn.role == "user":
             end_text()
-            call = _given(block.tool_use_id, place + ".tool_use_id")
+            # SGLang's clients name the call in `id`.
+            call = _given(block.tool_use_id or block.id, place + ".tool_use_id")
             result = _text(block.content or "", place + ".content")
             shown = ERROR + result if block.is_error else result
             messages.append(ChatMessage("tool", shown, tool_call_id=call))
