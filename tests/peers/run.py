@@ -1,7 +1,8 @@
 """Server tests of other engines, unmodified, against a real router and worker of this project.
 
     make test-peers                                # vLLM's and sglang-router's, from their source packages
-    make test-peers ARGS="vllm -k logprobs"        # some of one suite
+    make test-peers ARGS="vllm -k logprobs"        # some tests of one suite
+    make test-peers ARGS="vllm --file test_chat*"  # some files of one suite
     SGLANG_SRC=DIR make test-peers ARGS=sglang     # SGLang's, from a checkout of its repository: no package has them
 
 A suite is named in `suites.toml`: where its tests come from, which files apply, which tests are expected to
@@ -55,7 +56,6 @@ class Suite:
         archive = CACHE / self.url.rpartition("/")[2]
         folder = CACHE / archive.name.removesuffix(".tar.gz")
         if not folder.is_dir():
-            CACHE.mkdir(parents=True, exist_ok=True)
             print(f"downloading {self.url}", flush=True)
             urllib.request.urlretrieve(self.url, archive)
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -83,11 +83,11 @@ def suites() -> list[Suite]:
         return [Suite(name=name, **fields) for name, fields in tomllib.load(file).items()]
 
 
-def run(suite: Suite, sources: Path, arguments: list[str]) -> dict[str, str]:
-    """The outcome of each test: passed, failed or skipped."""
+def run(suite: Suite, sources: Path, files: list[str], arguments: list[str]) -> dict[str, str]:
+    """Returns the outcome of each test of `files`: passed, failed or skipped."""
     report = CACHE / f"{suite.name}.json"
     report.unlink(missing_ok=True)
-    missing = [file for file in suite.files if not (sources / file.partition("::")[0]).exists()]
+    missing = [file for file in files if not (sources / file.partition("::")[0]).exists()]
     assert not missing, f"{sources} has no {missing}"
     uv = Path(sys.executable).with_name("uv")
     command = [uv, "run", "--quiet", "--no-project", "--python", sys.executable]
@@ -110,7 +110,7 @@ def run(suite: Suite, sources: Path, arguments: list[str]) -> dict[str, str]:
     log = CACHE / f"{suite.name}.log"
     with log.open("w") as output:
         subprocess.run(
-            [*map(str, command), *suite.files, *arguments],
+            [*map(str, command), *files, *arguments],
             cwd=sources,
             env=environment,
             stdout=output,
@@ -120,6 +120,17 @@ def run(suite: Suite, sources: Path, arguments: list[str]) -> dict[str, str]:
         )
     assert report.exists(), f"{suite.name} did not run: {log}"
     return dict(json.loads(report.read_text()))
+
+
+def selected(suite: Suite, patterns: list[str]) -> list[str]:
+    """Returns the files of `suite` whose name matches one of `patterns`, in fnmatch's syntax; all files without patterns."""
+    if not patterns:
+        return suite.files
+    return [
+        file
+        for file in suite.files
+        if any(fnmatch.fnmatchcase(file.rpartition("/")[2], f"{pattern}*") for pattern in patterns)
+    ]
 
 
 def judge(suite: Suite, outcomes: dict[str, str]) -> list[str]:
@@ -140,14 +151,27 @@ def main() -> int:
     known = {suite.name: suite for suite in suites()}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suite", nargs="?", choices=known)
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="run the files whose name begins so, as test_chat*.py or test_metrics.py::TestMetrics; can be repeated",
+    )
     arguments, for_pytest = parser.parse_known_args()
     bad = False
+    CACHE.mkdir(parents=True, exist_ok=True)
     for suite in [known[arguments.suite]] if arguments.suite else known.values():
         sources = suite.sources()
         if sources is None:
             print(f"{suite.name}: not run, ${suite.variable} names no folder")
             continue
-        outcomes = run(suite, sources, for_pytest)
+        files = selected(suite, arguments.file)
+        if not files:
+            print(f"{suite.name}: no file matches {' or '.join(arguments.file)}")
+            bad |= arguments.suite is not None
+            continue
+        outcomes = run(suite, sources, files, for_pytest)
         wrong = judge(suite, outcomes)
         bad |= bool(wrong)
         expected = Counter(
