@@ -108,7 +108,8 @@ class StepPlan:
     """
 
     decode_slots: tuple[int, ...]
-    decode_lengths: tuple[int, ...]  # tokens in the KV cache, including the one of this step
+    # Most tokens in the KV cache after this step, for which the slot has pages. Exact if `tokens_per_row` is 1
+    decode_bounds: tuple[int, ...]
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
@@ -138,17 +139,25 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_ids: list[list[int]] = []  # one list a token, most likely first; empty without top_logprobs
     top_logprobs: list[list[float]] = []
 
+    def first(self, count: int) -> Logprobs:
+        """Returns those of the first `count` tokens."""
+        return Logprobs(self.logprobs[:count], self.top_ids[:count], self.top_logprobs[:count])
 
-# In `StepResult.tokens`: the row has no token, because its logits are NaN or its bitmask allows none.
+
+# In `StepResult.tokens`: the row has no token here, because its logits are NaN or its bitmask allows none.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of a step, aligned with `StepPlan.sampled_slots`."""
+    """The results of a step, aligned with `StepPlan.sampled_slots`.
 
-    tokens: list[int]
-    logprobs: list[Logprobs | None] | None = None  # of each row's token; None if no row has them
+    A decode row gives up to `Capacity.tokens_per_row` tokens, which may be none. A row of a chunk and a row with a token
+    bitmask give one.
+    """
+
+    tokens: list[list[int]]  # of each row, in order
+    logprobs: list[Logprobs | None] | None = None  # of each row's tokens; None if no row has them
     prompt_logprobs: list[Logprobs | None] | None = None  # aligned with `StepPlan.chunks`
     seconds: float | None = (
         None  # time for which the device was busy with the step; None: not measured
@@ -175,6 +184,7 @@ class Capacity:
     page_size: int  # tokens a page
     num_slots: int  # most requests in a batch
     context_length: int  # most tokens of one request, prompt and output
+    tokens_per_row: int = 1  # most tokens that a decode row gives in one step
 
     @property
     def max_total_tokens(self) -> int:

@@ -196,7 +196,7 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
             prompts = list(batch.prefill_plans(budget))[:4]
             trace(engine, prompts, args.profile / f"prefill_{size}.json")
     floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
-    distinct = len({token for result in results for token in result.tokens})
+    distinct = len({token for result in results for (token,) in result.tokens})
     return {
         "batch_size": size,
         "prefill_ms": None if args.no_prefill else round(1e3 * prefill, 2),

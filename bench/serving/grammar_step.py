@@ -70,11 +70,11 @@ class PacedReader:
         # The device waits for late masks.
         self._free_at = max(self._free_at, time.monotonic())
         # A prompt has one token, so an answer has one token less than its row of the cache.
-        written = [length - 1 for length in forward_output.decode_lengths] + [0] * len(
+        written = [length - 1 for length in forward_output.decode_bounds] + [0] * len(
             forward_output.chunks
         )
         tokens = [
-            self._texts[self._text_of[slot]][count]
+            [self._texts[self._text_of[slot]][count]]
             for slot, count in zip(forward_output.sampled_slots, written, strict=True)
         ]
         return Timed(StepResult(tokens), self._free_at)

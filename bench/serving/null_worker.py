@@ -62,7 +62,7 @@ class PacedEngine:
             chunk.is_last for chunk in forward_output.chunks
         )
         # 7919 is a prime: consecutive steps and adjacent rows get different tokens.
-        tokens = [FIRST + (self._steps + row) * 7919 % (VOCAB - FIRST) for row in range(rows)]
+        tokens = [[FIRST + (self._steps + row) * 7919 % (VOCAB - FIRST)] for row in range(rows)]
         return Timed(StepResult(tokens), self._free_at)
 
     def is_usable_after(self, error: Exception) -> bool:

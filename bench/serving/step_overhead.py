@@ -75,7 +75,7 @@ class NullEngine:
         rows = len(forward_output.decode_slots) + sum(
             chunk.is_last for chunk in forward_output.chunks
         )
-        return Nothing(StepResult([7] * rows))
+        return Nothing(StepResult([[7]] * rows))
 
     def is_usable_after(self, error: Exception) -> bool:
         raise error

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 IDLE = 5
 PLAN = StepPlan(
     decode_slots=(3, 1),
-    decode_lengths=(10, 5),
+    decode_bounds=(10, 5),
     chunks=(
         PrefillChunk(slot=0, start=4, tokens=(7, 8, 9), is_last=True),
         PrefillChunk(2, 0, (5, 6), is_last=False, logprob_start=1, logprob_tokens=(8,)),

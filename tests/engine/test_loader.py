@@ -35,7 +35,7 @@ def greedy(engine: Engine, prompt: tuple[int, ...], steps: int) -> list[int]:
     chunk = PrefillChunk(0, 0, prompt, is_last=True)
     plans = [StepPlan((), (), (chunk,), pages, (Admitted(0, SamplingParams(steps), prompt),))]
     plans += [StepPlan((0,), (len(prompt) + 1 + step,), (), (), ()) for step in range(steps)]
-    return [engine.sample(engine.forward(plan)).wait().tokens[0] for plan in plans]
+    return [engine.sample(engine.forward(plan)).wait().tokens[0][0] for plan in plans]
 
 
 def test_disable_mla_costs_memory_and_changes_nothing_else(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
     )
     prefill = StepPlan(
         decode_slots=(),
-        decode_lengths=(),
+        decode_bounds=(),
         chunks=(
             PrefillChunk(0, 0, tuple(range(7)), True),
             PrefillChunk(1, 0, tuple(range(5)), True, logprob_start=0, logprob_tokens=(1, 2, 3, 4)),
@@ -88,7 +88,7 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
     )
     mixed = StepPlan(
         decode_slots=(0, 1),
-        decode_lengths=(8, 6),
+        decode_bounds=(8, 6),
         chunks=(PrefillChunk(2, 0, tuple(range(9)), True),),
         page_writes=((2, 0, 5), (2, 1, 6), (2, 2, 7)),
         admitted=(Admitted(2, SamplingParams(50), range(9)),),
@@ -100,4 +100,4 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
         pending = [on.sample(on.forward(plan), masks) for plan in (prefill, mixed)]
     results = [step.wait() for step in pending]
     assert [len(result.tokens) for result in results] == [2, 3]
-    assert all(0 <= token < VOCAB_SIZE for result in results for token in result.tokens)
+    assert all(0 <= token < VOCAB_SIZE for result in results for (token,) in result.tokens)

@@ -343,14 +343,14 @@ def test_few_prompt_tokens_are_decode_rows(
         assert replayed == [(DECODE, size)] * 2
         assert launched.slots.tolist() == list(plan.sampled_slots)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        assert launched.positions.tolist() == [*plan.decode_lengths, *ends]
+        assert launched.positions.tolist() == [*plan.decode_bounds, *ends]
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(states, hidden_states, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         if isinstance(engine.model.config, LlamaConfig):
             assert_rows_close(got, as_prompts.double(), most=6e-2)
         # Greedy tokens are kept for the next step; the last tokens of other slots are unchanged
-        sampled = pending.wait().tokens
+        sampled = [token for (token,) in pending.wait().tokens]
         assert [row[token].item() for row, token in zip(got, sampled, strict=True)] == got.amax(
             -1
         ).tolist()

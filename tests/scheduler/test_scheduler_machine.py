@@ -35,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priorities=st.booleans(),
         conservativeness=st.sampled_from([0.01, 1.0]),
         use_cache=st.booleans(),
+        tokens_per_row=st.sampled_from([1, 3]),
     )
     def start(
         self,
@@ -47,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priorities: bool,
         conservativeness: float,
         use_cache: bool,
+        tokens_per_row: int,
     ) -> None:
         config = WorkerConfig(
             chunked_prefill_size=chunk_size,
@@ -58,7 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             disable_radix_cache=not use_cache,
         )
         # 80 tokens in total, of which one request may need 64.
-        self.capacity = Capacity(80 // page_size, page_size, num_slots, 64)
+        self.capacity = Capacity(80 // page_size, page_size, num_slots, 64, tokens_per_row)
         self.engines = [FaultyEngine(self.capacity) for _ in range(2)]
         self.both = [
             SteppedScheduler(engine, config, overlap=overlap)

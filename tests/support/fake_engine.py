@@ -7,6 +7,7 @@ or when the next step is launched.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from mla_router.worker.core import (
 )
 
 VOCAB = 50
+WRONG = -7  # the token of a draft that is not accepted
 
 
 def next_token(history: list[int], seed: int, allowed: Sequence[int] = range(VOCAB)) -> int:
@@ -71,16 +73,27 @@ class FakeStep:
 
 
 class FakeEngine:
-    """Implements `StepEngine`. Each cache location keeps its token."""
+    """Implements `StepEngine`. Each cache location keeps its token.
+
+    A decode row gives up to `capacity.tokens_per_row` tokens, and `count` says how many. As with drafts, it writes a wrong
+    token to each further location for which the row has room.
+    """
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self.page_table = [[0] * capacity.pages_per_request for _ in range(capacity.num_slots)]
         self.cache: dict[int, int] = {}
         self.last_token = [0] * capacity.num_slots
+        self.lengths = [0] * capacity.num_slots  # known tokens, the last one included
         self.seeds = [0] * capacity.num_slots
         self.launched: list[FakeStep] = []
         self.sampled = 0
+        self._draw = random.Random(0)
+
+    def count(self) -> int:
+        """Returns the number of tokens that a decode row would give."""
+        most = self.capacity.tokens_per_row
+        return self._draw.randint(0, most) if most > 1 else 1
 
     def forward(self, plan: StepPlan) -> FakeStep:
         assert plan.num_tokens > 0
@@ -113,22 +126,42 @@ class FakeEngine:
             self.page_table[slot][index] = page
         for request in plan.admitted:
             self.seeds[request.slot] = request.sampling.seed
-        lengths = {}
-        for slot, length in zip(plan.decode_slots, plan.decode_lengths, strict=True):
+        most = self.capacity.tokens_per_row
+        counts = []
+        for row, (slot, bound) in enumerate(
+            zip(plan.decode_slots, plan.decode_bounds, strict=True)
+        ):
+            length = self.lengths[slot]
+            assert length == bound if most == 1 else length <= bound, f"{length} tokens, {bound=}"
             self._write(slot, length - 1, self.last_token[slot])
-            lengths[slot] = length
+            for position in range(length, min(length + most - 1, bound)):
+                self._write(slot, position, WRONG)
+            counts.append(1 if row in step.allowed else min(self.count(), bound - length + 1))
         for chunk in plan.chunks:
             for i, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, chunk.start + i, token)
-            lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+            self.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+            counts += [1] * chunk.is_last
         tokens = []
-        for row, slot in enumerate(plan.sampled_slots):
-            history = [self.cache[self._location(slot, i)] for i in range(lengths[slot])]
-            allowed = step.allowed.get(row, range(VOCAB))
+        for row, (slot, count) in enumerate(zip(plan.sampled_slots, counts, strict=True)):
+            tokens.append(self._tokens(slot, count, step.allowed.get(row, range(VOCAB))))
+        logprobs: list[Logprobs | None] = [
+            Logprobs([-float(token) for token in some]) for some in tokens
+        ]
+        step.result = StepResult(tokens, logprobs, [self._prompt_logprobs(c) for c in plan.chunks])
+
+    def _tokens(self, slot: int, count: int, allowed: Sequence[int]) -> list[int]:
+        """Returns the next `count` tokens, and advances the slot by them."""
+        tokens: list[int] = []
+        for _ in range(count):
+            length = self.lengths[slot]
+            if tokens:
+                self._write(slot, length - 1, self.last_token[slot])
+            history = [self.cache[self._location(slot, i)] for i in range(length)]
             tokens.append(next_token(history, self.seeds[slot], allowed))
             self.last_token[slot] = max(tokens[-1], 0)
-        logprobs: list[Logprobs | None] = [Logprobs([-float(token)]) for token in tokens]
-        step.result = StepResult(tokens, logprobs, [self._prompt_logprobs(c) for c in plan.chunks])
+            self.lengths[slot] += 1
+        return tokens
 
     def _prompt_logprobs(self, chunk: PrefillChunk) -> Logprobs | None:
         if not chunk.logprob_tokens:

@@ -63,7 +63,10 @@ class FaultyEngine(FakeEngine):
         if number in self.fail_wait:
             raise KernelFailed("wait")
         lost = {row for at, row in self.no_token if at == number}
-        tokens = [NO_TOKEN if i in lost else token for i, token in enumerate(result.tokens)]
+        tokens = [
+            [*some[:-1], NO_TOKEN] if row in lost else some
+            for row, some in enumerate(result.tokens)
+        ]
         return replace(result, tokens=tokens)
 
     def _number(self, step: FakeStep) -> int:

@@ -68,6 +68,6 @@ class SamplerDriver:
             )
             pending = self.copies.start(plan, tokens, logprobs, None, began=0.0)
         result = pending.wait()
-        for slot, token in zip(slots, result.tokens, strict=True):
+        for slot, (token,) in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)
         return result, rows.cpu()

@@ -65,7 +65,7 @@ class _Steps:
         result = self._run(
             StepPlan(
                 decode_slots=(),
-                decode_lengths=(),
+                decode_bounds=(),
                 chunks=(PrefillChunk(0, start, tokens, is_last=True),),
                 page_writes=self._page_writes,
                 admitted=(Admitted(0, sampling, tokens),),

@@ -79,7 +79,7 @@ class InputPacker:
         rows, *others = self._upload(
             [
                 _rows(plan, size, self._idle_slot),
-                np.array(plan.decode_lengths, dtype=np.int32),
+                np.array(plan.decode_bounds, dtype=np.int32),
                 np.array(entries, dtype=np.int64),
                 np.array(pages, dtype=np.int32),
             ]
@@ -108,7 +108,7 @@ class InputPacker:
     def pack_outputs(self, plan: StepPlan) -> OutputRows:
         """Packs the rows whose output is needed: sampled rows, and prompt rows with logprobs."""
         at = len(plan.decode_slots)
-        rows, lengths = list(range(at)), list(plan.decode_lengths)
+        rows, lengths = list(range(at)), list(plan.decode_bounds)
         with_logprobs: list[int] = []
         logprob_tokens: list[int] = []
         for chunk in plan.chunks:
@@ -136,7 +136,7 @@ def _rows(plan: StepPlan, size: int, idle_slot: int) -> NDArray[np.int64]:
     rows = np.zeros((3, size + size % 2), dtype=np.int64)
     tokens, slots, positions = rows
     slots[:decodes] = plan.decode_slots
-    positions[:decodes] = plan.decode_lengths
+    positions[:decodes] = plan.decode_bounds
     positions[:decodes] -= 1
     at = decodes
     for chunk in plan.chunks:

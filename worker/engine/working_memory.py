@@ -185,7 +185,7 @@ def _mixed_plan(
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]
     return StepPlan(
         decode_slots=tuple(range(decodes)),
-        decode_lengths=(1,) * decodes,
+        decode_bounds=(1,) * decodes,
         chunks=tuple(
             PrefillChunk(slot, prefix, (0,) * length, is_last=True)
             for slot, length in zip(slots, lengths, strict=True)

@@ -31,7 +31,8 @@ class OutputEstimate:
         self.ratio = self._start
 
     def length(self, request: Request) -> int:
-        """Returns the expected number of tokens in the request's KV cache at its end."""
+        """Returns the expected number of tokens in the request's KV cache at its end, at least those after its next
+        decode step."""
         if request.state is State.DECODE:
             generated = request.launched_outputs
             known = len(request.prompt) + generated - 1
@@ -39,7 +40,8 @@ class OutputEstimate:
             generated = len(request.output)
             known = len(request.context)
         left = min(request.sampling.max_tokens - generated, _HORIZON)
-        return min(known + math.ceil(left * self.ratio), request.max_length)
+        expected = max(math.ceil(left * self.ratio), request.tokens_per_row)
+        return min(known + expected, request.max_length)
 
     def step(self) -> None:
         """Lowers the ratio after a step without a retraction."""

@@ -122,7 +122,11 @@ class Planner:
     def _retract_for_memory(self, decodes: list[Request], budgets: list[ChunkBudget]) -> bool:
         """Retracts requests until the pages suffice for the rows of the others. Returns whether any was retracted: then
         the step admits no request, which would take the freed pages."""
-        needs = {r: int(r.next_decode_length > r.allocated_tokens) for r in decodes}
+        needs = {
+            request: self.memory.lacking(request, bound)
+            for request in decodes
+            if (bound := request.next_decode_bound) > request.allocated_tokens
+        }
         needs |= {budget.request: self._lacking(budget) for budget in budgets}
         needed = sum(needs.values())
         if needed <= self.memory.room:
@@ -154,12 +158,12 @@ class Planner:
     ) -> Step:
         writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
         decodes = order_by_prefix(decodes)
-        lengths = []
+        bounds = []
         for request in decodes:
-            length = request.take_decode()
-            lengths.append(length)
-            if length > request.allocated_tokens:
-                writes += self.memory.grow(request, length)
+            bound = request.take_decode()
+            bounds.append(bound)
+            if bound > request.allocated_tokens:
+                writes += self.memory.grow(request, bound)
         chunks = []
         for budget in budgets:
             chunks.append(budget.request.take_chunk(budget.tokens))
@@ -167,7 +171,7 @@ class Planner:
         prefills = [budget.request for budget in budgets]
         plan = StepPlan(
             decode_slots=tuple([request.slot for request in decodes]),
-            decode_lengths=tuple(lengths),
+            decode_bounds=tuple(bounds),
             chunks=tuple(chunks),
             page_writes=tuple(writes),
             admitted=tuple(

@@ -79,6 +79,7 @@ class Request:
         "server",
         "slot",
         "state",
+        "tokens_per_row",
         "tree_pages",
         "was_retracted",
     )
@@ -95,6 +96,7 @@ class Request:
         arrival: int = 0,
         grammar: Grammar | None = None,
         server: int = 0,
+        tokens_per_row: int = 1,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -105,13 +107,15 @@ class Request:
         self.arrival = arrival  # sequence number: smaller is older
         self.grammar = grammar
         self.server = server  # number of the server process that sent it
+        # Most tokens of one decode step. The bitmask of a grammar is for the next token alone.
+        self.tokens_per_row = tokens_per_row if grammar is None else 1
         self.state = State.WAITING if grammar is None else State.COMPILING
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
         self.context = prompt + self.output  # all tokens that are known before it runs
 
         self.launched_prompt = 0  # context tokens that are cached or in launched steps
-        self.launched_outputs = 0  # output tokens that launched steps sample
+        self.launched_outputs = 0  # most output tokens after the launched steps
         self.computed_length = 0  # tokens whose KV cache is computed
 
         wanted = sampling.prompt_logprobs_from
@@ -202,9 +206,12 @@ class Request:
         return self.state is State.DECODE and self.launched_outputs < self.max_tokens
 
     @property
-    def next_decode_length(self) -> int:
-        """Tokens in the KV cache after its next decode step."""
-        return len(self.prompt) + self.launched_outputs
+    def next_decode_bound(self) -> int:
+        """Most tokens in the KV cache after its next decode step: the last token is not in it."""
+        outputs = self.launched_outputs + self.tokens_per_row
+        if outputs > self.max_tokens:  # noqa: PLR1730 (`min` takes longer)
+            outputs = self.max_tokens
+        return len(self.prompt) + outputs - 1
 
     def take_chunk(self, budget: int) -> PrefillChunk:
         """Returns the next chunk of the context, at most `budget` tokens, and counts it as launched."""
@@ -256,10 +263,10 @@ class Request:
         return self.prefix_pages
 
     def take_decode(self) -> int:
-        """Counts one decode step as launched. Returns the length of the KV cache after it."""
-        length = self.next_decode_length
-        self.launched_outputs += 1
-        return length
+        """Counts one decode step as launched. Returns `next_decode_bound`."""
+        bound = self.next_decode_bound
+        self.launched_outputs += self.tokens_per_row
+        return bound
 
     def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
         """Adds the logprobs of prompt tokens from a computed chunk."""

@@ -193,6 +193,7 @@ class Scheduler:
             arrival=next(self._arrivals),
             grammar=message.grammar,
             server=message.server,
+            tokens_per_row=self.memory.capacity.tokens_per_row,
         )
         self.requests[request.rid] = request
         if request.grammar is None:
@@ -257,15 +258,13 @@ class Scheduler:
         if result.seconds is not None:
             self.planner.step_time.learn(step.plan, result.seconds)
         self._count_computed(step, result)
-        for i, request in enumerate(step.sampled):
+        for i, (request, tokens) in enumerate(zip(step.sampled, result.tokens, strict=True)):
             if request.finish_reason is not None:
                 continue  # it ended while this step was in flight
-            token = result.tokens[i]
-            if token == NO_TOKEN:
-                self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
-                continue
+            if step.forced_tokens:
+                tokens = [*tokens, *step.forced_tokens.get(request, ())]
             logprobs = result.logprobs[i] if result.logprobs and request.sampling.logprobs else None
-            self._append(request, [token, *step.forced_tokens.get(request, ())], logprobs)
+            self._append(request, tokens, logprobs)
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
@@ -273,15 +272,24 @@ class Scheduler:
 
     def _append(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
         """Appends `tokens`, up to the token that ends the answer, and sends them to the server."""
-        for count, token in enumerate(tokens, 1):
+        for at, token in enumerate(tokens):
+            if token == NO_TOKEN:
+                some = logprobs.first(at) if logprobs and at else None
+                problem = "no token could be drawn for this request"
+                self._end(request, FinishReason.ERROR, problem, tokens=tokens[:at], logprobs=some)
+                return
             request.add_token(token)
             self.num_generated_tokens += 1
             if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
-                self._end(request, FinishReason.STOP, tokens=tokens[:count], logprobs=logprobs)
-                return
-        if len(request.output) == request.max_tokens:
-            self._end(request, FinishReason.LENGTH, tokens=tokens, logprobs=logprobs)
-        else:
+                reason = FinishReason.STOP
+            elif len(request.output) == request.max_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                continue
+            some = logprobs.first(at + 1) if logprobs else None
+            self._end(request, reason, tokens=tokens[: at + 1], logprobs=some)
+            return
+        if tokens:
             self.outbox.add(request, tokens, logprobs)
 
     def _count_computed(self, step: Step, result: StepResult) -> None:
@@ -291,8 +299,11 @@ class Scheduler:
             if request.is_live:
                 request.computed_length = chunk.start + len(chunk.tokens)
                 request.add_prompt_logprobs(chunk, some)
-        for request, length in zip(step.decodes, step.plan.decode_lengths, strict=True):
-            request.computed_length = length
+        for request, tokens in zip(step.decodes, result.tokens, strict=False):
+            given = len(tokens)
+            request.computed_length += given
+            if given != request.tokens_per_row:
+                request.launched_outputs += given - request.tokens_per_row
 
     # -- ends of requests -----------------------------------------------------------------------
 

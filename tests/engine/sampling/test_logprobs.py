@@ -38,7 +38,7 @@ def test_each_row_gets_its_number_of_top_logprobs() -> None:
             continue
         want = logits[slot].double().log_softmax(-1)
         assert logprobs is not None
-        assert logprobs.logprobs == pytest.approx([want[result.tokens[slot]].item()], abs=1e-5)
+        assert logprobs.logprobs == pytest.approx([want[result.tokens[slot][0]].item()], abs=1e-5)
         if top == 0:
             assert logprobs.top_ids == logprobs.top_logprobs == []
         else:
@@ -67,7 +67,7 @@ def test_masked_tokens_have_no_logprob() -> None:
     best = sorted(allowed, key=want.__getitem__, reverse=True)
     assert masked.top_ids == [best]
     assert masked.top_logprobs[0] == pytest.approx([want[token] for token in best], abs=1e-5)
-    assert result.tokens[1] == best[0]
+    assert result.tokens[1] == [best[0]]
     assert masked.logprobs == pytest.approx([want[best[0]]], abs=1e-5)
 
 

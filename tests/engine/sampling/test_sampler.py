@@ -95,7 +95,8 @@ def test_mixed_batches_agree_with_transformers_row_by_row() -> None:
             sampling, prompt = live[slot]
             want = processed(logits[slot], sampling, prompt, before[slot][len(prompt) :])
             torch.testing.assert_close(rows[row], want)
-            assert result.tokens[row] == expected_token(want, sampling, len(before[slot])), sampling
+            expected = expected_token(want, sampling, len(before[slot]))
+            assert result.tokens[row] == [expected], sampling
             used += want.isneginf().any().item() or not want.equal(logits[slot])
     assert used > 300
 
@@ -157,7 +158,7 @@ def test_bitmasks_allow_the_tokens_of_their_bits() -> None:
         allowed[next(iter(allowed))] = [31, 32, 63, V - 1]
         logits = {slot: draw_logits(10 * step + slot) for slot in range(9)}
         result, rows = driver.step_and_look(logits, token_masks(allowed, V))
-        for row, token in enumerate(result.tokens):
+        for row, (token,) in enumerate(result.tokens):
             want = set(allowed.get(row, range(V)))
             assert token in want
             assert set(rows[row].isfinite().nonzero().flatten().tolist()) == want
@@ -193,7 +194,7 @@ def test_a_row_without_a_token_does_not_affect_others(
         case "all -inf":
             row[:] = float("-inf")
     got = driver.step(logits, allowed)
-    assert got.tokens == [want.tokens[0], NO_TOKEN, want.tokens[2]]
+    assert got.tokens == [want.tokens[0], [NO_TOKEN], want.tokens[2]]
     assert want.logprobs is not None and got.logprobs is not None
     assert got.logprobs[::2] == want.logprobs[::2]
 
@@ -215,9 +216,9 @@ def test_logprobs_are_those_before_bias_and_penalties() -> None:
     driver.admit(1, SamplingParams(9, logprobs=True, repetition_penalty=3.0), list(range(V)))
     logits = {slot: draw_logits(slot) for slot in range(2)}
     got = driver.step(logits)
-    assert got.tokens[0] == 5
+    assert got.tokens[0] == [5]
     assert got.logprobs is not None
     for row, own in enumerate(got.logprobs):
         assert own is not None
-        expected = logits[row].log_softmax(0)[got.tokens[row]].item()
+        expected = logits[row].log_softmax(0)[got.tokens[row][0]].item()
         assert own.logprobs == pytest.approx([expected], abs=1e-4)

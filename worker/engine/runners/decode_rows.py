@@ -35,7 +35,7 @@ class DecodeRows:
 
 def decode_rows(plan: StepPlan, size: int, idle_slot: int) -> DecodeRows:
     """Returns `plan`, of at most `size` tokens, as `size` rows. Padding rows have length 1 in the idle slot."""
-    slots, lengths = list(plan.decode_slots), list(plan.decode_lengths)
+    slots, lengths = list(plan.decode_slots), list(plan.decode_bounds)
     sampled = list(range(len(slots)))
     tokens: list[int] = []
     for chunk in plan.chunks:

@@ -41,10 +41,10 @@ class EagerRunner:
         `inputs`."""
         forward, decodes = self._forward, len(plan.decode_slots)
         if decodes:
-            forward.prepare_decode(plan.decode_slots, plan.decode_lengths)
+            forward.prepare_decode(plan.decode_slots, plan.decode_bounds)
             forward.slots.read_last_tokens(inputs.rows, decodes)
         chunks = [ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks]
-        longest = max(plan.decode_lengths, default=0)
+        longest = max(plan.decode_bounds, default=0)
         return forward.attention.plan(
             forward.layout(chunks, inputs.rows[1, :decodes], inputs.decode_lengths, longest)
         )

@@ -48,7 +48,7 @@ class SlotFeatures:
     def of(self, plan: StepPlan) -> RowFeatures:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
+        positions = np.array([*plan.decode_bounds, *ends], dtype=np.int64)  # of the new tokens
         penalized, filtered, with_logprobs, restricted = self._flags[:, slots]
         rows_with_logprobs = np.flatnonzero(with_logprobs)
         return RowFeatures(
