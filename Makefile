@@ -32,14 +32,14 @@ serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..
 
 STAGES := lint test-rust build-for-tests test-python
 # Discovery is tested against a kube-apiserver, if one was built: that takes longer than all of this.
-STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes)
+STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes,skip-kubernetes)
 
 .PHONY: test test-all
 test: ## everything the CI runs, stage by stage
 	@.ci/stages $(MAKE) $(STAGES)
 
 test-all: ## before a release: the same and what takes long (network); CONTRIBUTING.md has the list
-	@.ci/stages $(MAKE) $(filter-out test-python test-kubernetes,$(STAGES)) \
+	@.ci/stages $(MAKE) $(filter-out test-python %-kubernetes,$(STAGES)) \
 	  test-search test-wheel test-kubernetes test-clients
 
 .PHONY: lint lint-python lint-rust
@@ -93,6 +93,12 @@ test-kubernetes: ## discovery against a kube-apiserver, which is built first (10
 	cargo clippy -p mla-router --all-targets --features kubernetes --locked -- -D warnings
 	cargo test -p mla-router --features kubernetes --locked --test serving -- \
 	  kubernetes:: --ignored --nocapture --test-threads 1
+	cargo test -p mla-router --features kubernetes --locked --lib -- discovery::
+
+.PHONY: skip-kubernetes
+skip-kubernetes:
+	@printf '%6d  need a kube-apiserver: make test-kubernetes\n' \
+	  $$(grep -c '#\[ignore' router/tests/serving/kubernetes/mod.rs) >> "$${SKIPPED_TESTS:-/dev/stdout}"
 
 .PHONY: test-dashboard
 test-dashboard: build ## the dashboard in headless Chromium (5 minutes); its pictures go to docs/

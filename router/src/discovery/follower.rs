@@ -119,7 +119,9 @@ mod tests {
         follower.update(found(&[("http://a:1", "x")]));
         follower.update(away("x"));
         let worker = router.find(&url("http://a:1")).expect("it is still there");
-        assert!(worker.is_withheld());
+        assert!(!worker.view().healthy);
+        let reason = worker.last_failure().expect("it gets no requests").reason;
+        assert_eq!(reason, "its discovery source reports it as not ready");
         follower.update(found(&[("http://a:1", "x")]));
         let same = router.find(&url("http://a:1")).expect("there");
         assert!(Arc::ptr_eq(&worker, &same) && !same.is_withheld());

@@ -43,6 +43,9 @@ const LEAST_SILENCE: Duration = Duration::from_millis(2500);
 /// Least limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
 const LEAST_ANSWER: u32 = 6;
 
+/// Reason that is shown for a withheld worker.
+const NOT_READY: &str = "its discovery source reports it as not ready";
+
 /// A worker. The registry, the requests on it and its health check share it.
 #[derive(Debug)]
 pub struct Worker {
@@ -74,7 +77,7 @@ pub struct Worker {
     /// Pauses of its streams, from a second on.
     pub(super) longest_pause: Longest,
     first_token_timeout: Duration,
-    /// Whether its discovery source wants it to get no requests for now.
+    /// Whether its discovery source reports it as not ready.
     withheld: AtomicBool,
     /// Set once, before its share of the tree is dropped: a later insert sees the flag.
     removed: AtomicBool,
@@ -131,6 +134,11 @@ impl Worker {
 
     pub(crate) fn withhold(&self, withheld: bool) {
         self.withheld.store(withheld, Ordering::Relaxed);
+        if withheld {
+            self.record_failure(&NOT_READY);
+        } else if self.is_well() {
+            self.clear_failures();
+        }
     }
 
     /// Whether the worker is in rotation and its breaker admits a request. If no worker is like that, the router uses
@@ -159,8 +167,12 @@ impl Worker {
 
     /// The reason why the worker gets no requests; `None` while it gets requests.
     pub fn last_failure(&self) -> Option<LastFailure> {
-        let well = self.phase() == Phase::Healthy && self.breaker() == BreakerState::Closed;
-        if well { None } else { self.failures.latest(Instant::now()) }
+        if self.is_well() { None } else { self.failures.latest(Instant::now()) }
+    }
+
+    /// Whether the worker is in rotation with a closed breaker.
+    fn is_well(&self) -> bool {
+        self.is_in_rotation() && self.breaker() == BreakerState::Closed
     }
 
     /// Records why a request or a health check has failed on the worker.
@@ -168,9 +180,17 @@ impl Worker {
         self.failures.record(reason, Instant::now());
     }
 
+    /// Forgets the failures. A withheld worker keeps the reason for that.
+    fn clear_failures(&self) {
+        self.failures.clear();
+        if self.is_withheld() {
+            self.record_failure(&NOT_READY);
+        }
+    }
+
     pub(super) fn set_phase(&self, phase: Phase) {
         if phase == Phase::Healthy {
-            self.failures.clear();
+            self.clear_failures();
         }
         self.health.set_phase(phase);
     }
@@ -300,7 +320,7 @@ impl Worker {
                 if closes {
                     self.counters.breaker.increment(BreakerState::Closed);
                     if self.phase() == Phase::Healthy {
-                        self.failures.clear();
+                        self.clear_failures();
                     }
                     tracing::info!("worker {} answers again: breaker closed", self.url);
                 }

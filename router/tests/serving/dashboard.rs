@@ -192,6 +192,25 @@ async fn unhealthy_worker_has_a_reason_and_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn withheld_worker_has_a_reason_before_and_after_a_failure() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let url = worker.url().parse().expect("a URL");
+    let reason = |router: &RouterHandle| router.workers()[0].trouble.clone().map(|is| is.reason);
+    let not_ready = Some("its discovery source reports it as not ready".to_owned());
+    router.router().withhold(&url, true);
+    assert_eq!(reason(&router), not_ready);
+    worker.kill().await;
+    all_in(Phase::Down, &router).await;
+    assert_ne!(reason(&router), not_ready);
+    worker.restart().await;
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(reason(&router), not_ready);
+    router.router().withhold(&url, false);
+    assert_eq!(reason(&router), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_breaker_has_a_reason_until_the_next_success() {
     let fails = Arc::new(AtomicBool::new(true));
     let failing = Arc::clone(&fails);

@@ -9,12 +9,13 @@ import { age, count, duration, percent, rate, timeOfDay } from "./numbers.js";
 const STARTS_WITHIN_S = 600;
 
 /** Returns the state of a worker in words, and its severity. */
-export function condition({ phase, breaker, trouble }) {
+export function condition({ phase, healthy, breaker, trouble }) {
   if (phase === "down") return ["down", "bad"];
   if (phase === "suspect") return ["out of rotation", "warn"];
   if (phase === "starting") {
     return trouble?.for_s > STARTS_WITHIN_S ? ["not up yet", "bad"] : ["starting", "warn"];
   }
+  if (!healthy) return ["not ready", "warn"];
   if (breaker === "open") return ["circuit breaker open", "bad"];
   if (breaker === "half_open") return ["circuit breaker half-open: one request on trial", "warn"];
   return ["serving", "good"];

@@ -5,11 +5,12 @@ mod cluster;
 use std::{net::SocketAddr, time::Instant};
 
 use http::StatusCode;
+use http_body_util::BodyExt;
 use mla_mock_worker::{MockWorker, Port, Settings};
+use serde_json::Value;
 
 use crate::support::{Client, Process, post, soon};
 use cluster::Cluster;
-use http_body_util::BodyExt;
 
 /// The port of all pods. Each pod has its own address.
 async fn pod(ip: &str, port: u16) -> MockWorker {
@@ -42,13 +43,20 @@ async fn urls(client: &mut Client) -> Vec<String> {
     urls.map(|url| url.as_str().expect("a URL").to_owned()).collect()
 }
 
+/// Returns a worker as `/workers` shows it.
+async fn worker(client: &mut Client, url: &str) -> Value {
+    let listed = client.get("/workers").await.json();
+    let mut workers = listed["workers"].as_array().expect("a list").iter();
+    workers.find(|worker| worker["url"] == url).expect("it is registered").clone()
+}
+
 fn ask(max_tokens: usize) -> String {
     format!(r#"{{"prompt":"a","max_tokens":{max_tokens},"stream":true}}"#)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a kube-apiserver: make test-kubernetes"]
-async fn workers_are_the_ready_pods() {
+async fn workers_are_the_pods_and_only_ready_ones_get_requests() {
     let cluster = Cluster::start("pods").await;
     let first = pod("127.0.0.1", 0).await;
     let port = first.address().port();
@@ -68,34 +76,51 @@ async fn workers_are_the_ready_pods() {
     until(&mut router, reported, format!("worker {} is up", url("127.0.0.2"))).await;
     assert_eq!(urls(&mut client).await, [url("127.0.0.1"), url("127.0.0.2")]);
 
-    // Not ready, and ready again.
+    // Not ready: it stays registered and gets no requests.
+    let id = worker(&mut client, &url("127.0.0.1")).await["id"].clone();
     let reported = Instant::now();
     cluster.report("first", "127.0.0.1", false).await;
-    until(&mut router, reported, format!("worker {} removed", url("127.0.0.1"))).await;
-    assert_eq!(urls(&mut client).await, [url("127.0.0.2")]);
-
-    // Deleted during a stream: the worker is out at once, and the stream finishes.
+    until(&mut router, reported, format!("worker {} is not ready", url("127.0.0.1"))).await;
+    let shown = worker(&mut client, &url("127.0.0.1")).await;
+    assert_eq!(shown["healthy"], false);
+    assert_eq!(shown["trouble"]["reason"], "its discovery source reports it as not ready");
     let mut stream = client.send(post("/v1/completions", ask(200))).await.expect("an answer");
     assert_eq!(stream.status(), StatusCode::OK);
     stream.frame().await.expect("a frame").expect("whole");
+    assert_eq!(first.stats().totals.requests, 0);
+
+    // Deleted during a stream: the worker is out at once, and the stream finishes.
     let retired = Instant::now();
     cluster.retire("second").await;
     until(&mut router, retired, format!("worker {} removed", url("127.0.0.2"))).await;
     let rest = soon(stream.collect()).await.expect("the stream goes on").to_bytes();
     assert!(rest.ends_with(b"data: [DONE]\n\n"), "{rest:?}");
-    assert_eq!(urls(&mut client).await, [] as [String; 0]);
+    assert_eq!(urls(&mut client).await, [url("127.0.0.1")]);
+    assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
     drop(second);
 
-    // The address goes to another pod: another worker, with nothing of the last one's.
+    // Ready again: the same worker, with its learned state.
+    let reported = Instant::now();
     cluster.report("first", "127.0.0.1", true).await;
-    router.line_with(&format!("worker {} is up", url("127.0.0.1"))).await;
-    let id = |listed: serde_json::Value| listed["workers"][0]["id"].as_u64().expect("a number");
-    let before = id(client.get("/workers").await.json());
+    until(&mut router, reported, format!("worker {} is ready again", url("127.0.0.1"))).await;
+    let shown = worker(&mut client, &url("127.0.0.1")).await;
+    assert_eq!(
+        (&shown["id"], &shown["healthy"], &shown["trouble"]),
+        (&id, &true.into(), &Value::Null)
+    );
+    let answer = client.post("/v1/completions", ask(3)).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(first.stats().totals.requests, 1);
+
+    // Deleted while it is not ready. The address goes to another pod: another worker, with nothing of the last one's.
+    cluster.report("first", "127.0.0.1", false).await;
+    router.line_with(&format!("worker {} is not ready", url("127.0.0.1"))).await;
     cluster.delete("first").await;
+    router.line_with(&format!("worker {} removed", url("127.0.0.1"))).await;
+    assert_eq!(urls(&mut client).await, [] as [String; 0]);
     cluster.run("heir", "127.0.0.1").await;
     router.line_with(&format!("worker {} is up", url("127.0.0.1"))).await;
-    assert_eq!(urls(&mut client).await, [url("127.0.0.1")]);
-    assert!(id(client.get("/workers").await.json()) > before);
+    assert!(worker(&mut client, &url("127.0.0.1")).await["id"].as_u64() > id.as_u64());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
