@@ -72,9 +72,12 @@ class WorkerConfig:
         spelled={"half": "float16", "float": "float32"},
     )
     quantization: str = _flag(
-        "",
-        "quantization method of the checkpoint, such as fp8; it is read from config.json, and a different value "
-        "is refused",
+        "auto",
+        "format of linear weights; auto: the checkpoint's. A plain checkpoint is quantized while it loads: fp8: FP8 "
+        "with a scale for each block of 128 x 128; w8a8_fp8, w8a8_int8: FP8 or INT8 with a scale for each output. "
+        "A value that contradicts a quantized checkpoint is refused",
+        choices=("auto", "fp8", "w8a8_fp8", "w8a8_int8", "compressed-tensors"),
+        spelled={"compressed_tensors": "compressed-tensors"},
     )
     chat_template: str = _flag(
         "",

@@ -8,30 +8,22 @@ from pathlib import Path
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.config.read import read_config, read_raw
+from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.quantization.choose import choose_quantization
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, context length, chat template and GPU of a config with local folders. Raises ConfigError."""
+    """Checks model, context length, quantization, chat template and GPU of a config with local folders. Raises ConfigError."""
     try:
-        raw, model = read_raw(config.folder), read_config(config.folder)
+        model = read_config(config.folder)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
     choose_context_length(config, model)
-    _check_quantization(config.quantization, raw.get("quantization_config") or {})
+    choose_quantization(config, model)
     if config.chat_template:
         _check_readable("--chat-template", Path(config.chat_template))
     if config.device != "cpu":
         _check_gpu(config.device, config.base_gpu_id, count_gpus())
-
-
-def _check_quantization(wanted: str, found: dict[str, str]) -> None:
-    method = found.get("quant_method")
-    if wanted and wanted != method:
-        raise ConfigError(
-            f"--quantization {wanted}: the checkpoint is {method or 'not quantized'}, and is served as "
-            "it is; leave the flag out"
-        )
 
 
 def _check_readable(flag: str, path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Converts a folder of plain weights to FP8, in the formats of published checkpoints.
+"""Converts a folder of plain weights to FP8 or INT8, in the formats of published checkpoints.
 
     python bench/accuracy/quantize.py DIR OUT --format block       # as DeepSeek-V3's
-    python bench/accuracy/quantize.py DIR OUT --format channel     # as llm-compressor's
+    python bench/accuracy/quantize.py DIR OUT --format channel     # as llm-compressor's FP8
+    python bench/accuracy/quantize.py DIR OUT --format int8        # as llm-compressor's INT8
 
 Every linear layer except the head, the gates and eh_proj is quantized: with a scale for each block
 (`weight_scale_inv`, quant_method fp8), or for each row or matrix (`weight_scale`, quant_method compressed-tensors).
-The largest magnitude of a block becomes FP8's largest value. One file is in memory at a time.
+One file is in memory at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-FP8 = torch.float8_e4m3fn
+from mla_router.worker.model.quantization.online import quantize_blocks
+
 INDEX = "model.safetensors.index.json"
 LINEAR = ("_proj.weight", "_proj_with_mqa.weight")  # the endings of linear layers' names
 PLAIN = "eh_proj.weight"  # of the layer for multi-token prediction: DeepSeek's are not quantized
-FORMATS = ("block", "channel", "tensor")
+FORMATS = ("block", "channel", "tensor", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,17 @@ class Format:
     block: tuple[int, int] = (128, 128)  # of "block"
 
     @property
+    def dtype(self) -> torch.dtype:
+        return torch.int8 if self.name == "int8" else torch.float8_e4m3fn
+
+    @property
     def scale_suffix(self) -> str:
         return "_scale_inv" if self.name == "block" else "_scale"
 
     def block_of(self, weight: Tensor) -> tuple[int, int]:
         """The rows and columns that share a scale."""
         rows, columns = weight.shape
-        return {"block": self.block, "channel": (1, columns), "tensor": (rows, columns)}[self.name]
+        return {"block": self.block, "tensor": (rows, columns)}.get(self.name, (1, columns))
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config of config.json."""
@@ -53,15 +59,17 @@ class Format:
                 "activation_scheme": "dynamic",
                 "weight_block_size": list(self.block),
             }
-        numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+        kind = "float" if self.dtype.is_floating_point else "int"
+        numbers = {"num_bits": 8, "type": kind, "symmetric": True}
+        strategy = "tensor" if self.name == "tensor" else "channel"
         group = {
             "targets": ["Linear"],
-            "weights": numbers | {"dynamic": False, "strategy": self.name},
+            "weights": numbers | {"dynamic": False, "strategy": strategy},
             "input_activations": numbers | {"dynamic": True, "strategy": "token"},
         }
         return {
             "quant_method": "compressed-tensors",
-            "format": "float-quantized",
+            "format": f"{kind}-quantized",
             "quantization_status": "compressed",
             "kv_cache_scheme": None,
             "config_groups": {"group_0": group},
@@ -111,23 +119,9 @@ def quantize_tensors(tensors: dict[str, Tensor], kind: Format) -> dict[str, Tens
     for name, tensor in tensors.items():
         out[name] = tensor
         if name.endswith(LINEAR) and not name.endswith(PLAIN) and tensor.ndim == 2:
-            out[name], scale = quantize(tensor, kind.block_of(tensor))
+            out[name], scale = quantize_blocks(tensor, kind.block_of(tensor), kind.dtype)
             out[name + kind.scale_suffix] = scale.view(-1) if kind.name == "tensor" else scale
     return out
-
-
-def quantize(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """weight [N, K] in blocks: [N, K] float8_e4m3fn and the scales that it is to be multiplied by,
-    [ceil(N / block[0]), ceil(K / block[1])] float32. Blocks at the edges may be cut off."""
-    rows, columns = weight.shape
-    height, width = -(-rows // block[0]), -(-columns // block[1])
-    padded = torch.zeros(height * block[0], width * block[1])
-    padded[:rows, :columns] = weight
-    blocks = padded.view(height, block[0], width, block[1])
-    scale = blocks.abs().amax(dim=(1, 3)) / torch.finfo(FP8).max
-    scale = scale.masked_fill(scale == 0, 1.0)  # a block of zeros
-    quantized = (blocks / scale[:, None, :, None]).view_as(padded)[:rows, :columns]
-    return quantized.to(FP8).contiguous(), scale
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import client, processes
-from support.fp8_folders import Format, quantize_folder, write_dequantized
+from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.reference import Continuation, Reference
 from support.tiny_model import CONFIGS, write_tiny_model
 

@@ -82,3 +82,21 @@ def test_torch_compile_is_for_cuda_graphs() -> None:
     ):
         with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):
             choose_graph_sizes(config, device, attention)
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("fp8", torch.float8_e4m3fn), ("w8a8_fp8", torch.float8_e4m3fn), ("w8a8_int8", torch.int8)],
+)
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_plain_weights_are_quantized_while_they_load(
+    method: str, dtype: torch.dtype, load_format: str
+) -> None:
+    config = WorkerConfig(
+        device="cpu", max_total_tokens=128, quantization=method, load_format=load_format
+    )
+    engine = load_engine(config)
+    quantized = [p for p in engine.model.parameters() if p.dtype == dtype]
+    # Projections of 4 layers of experts and one dense layer, without kv_b_proj
+    assert len(quantized) == 5 * 3 + 4 * 4 + 2
+    assert len(greedy(engine, tuple(range(40, 70)), 2)) == 1 + 2

@@ -14,7 +14,7 @@ from mla_router.worker.engine.loader import choose_config
 from mla_router.worker.kernels.dequantize import dequantize_blocks
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
-from support.fp8_folders import Format, quantize_folder
+from support.quantized_folders import Format, quantize_folder
 from support.tiny_model import CONFIGS, raw_config, write_tiny_model
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""A weight format is one class: two formats that are not supported yet, in a whole model."""
+"""A weight format is one class: two formats of the test, in a whole model."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model, load_mtp
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from support.forward_driver import ForwardDriver, nan_caches
-from support.fp8_folders import Format, quantize_folder, write_dequantized
+from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.tiny_mtp import PaperMtp, write_tiny_mtp
 

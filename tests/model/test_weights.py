@@ -86,7 +86,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
     message = str(error.value)
     assert "2 missing: model.layers.1.mlp.experts.3.down_proj.weight, model.norm.weight" in message
     assert "1 unknown: model.layers.0.self_attn.q_norm.weight [8] in model.safetensors" in message
-    assert "1 misshaped: lm_head.weight [321, 64] in model.safetensors, not [320, 64]" in message
+    assert "1 misshaped: lm_head.weight [321, 64] in model.safetensors: not [320, 64]" in message
 
 
 def test_long_lists_are_cut(tmp_path: Path) -> None:

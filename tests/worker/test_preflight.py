@@ -35,8 +35,8 @@ def folder_with(path: Path, text: str) -> str:
         ),
         (
             json.dumps(SMALL),
-            {"quantization": "fp8"},
-            "--quantization fp8: the checkpoint is not qu",
+            {"quantization": "compressed-tensors"},
+            "--quantization compressed-tensors: the checkpoint is not quantized",
         ),
         (
             json.dumps(SMALL),

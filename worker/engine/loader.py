@@ -23,6 +23,7 @@ from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.quantization.choose import choose_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +89,9 @@ def load_engine(config: WorkerConfig) -> Engine:
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:
-    """Returns the model's config, changed by --disable-mla if it is set. Raises ConfigError, ModelError."""
+    """Returns the model's config, changed by --quantization and --disable-mla. Raises ConfigError, ModelError."""
     model = read_config(config.folder)
+    model = replace(model, quantization=choose_quantization(config, model))
     if not config.disable_mla:
         return model
     if not isinstance(model, DeepseekConfig):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.model.shard import Numbers, Shard
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -51,6 +52,11 @@ class WeightFormat(ABC):
         """Returns the number of rows of the parameter `name` that belong to a part of `outputs` outputs."""
         del name
         return outputs
+
+    def shards(self, memory: Mapping[str, Tensor]) -> dict[str, Shard]:
+        """Returns the shards of one part of a layer by the names of their tensors in checkpoints. `memory` are the
+        rows of this part of each parameter, and of the bias if the part has one."""
+        return {name: Numbers(rows) for name, rows in memory.items()}
 
     def after_load(self, layer: Linear) -> None:
         """Rearranges loaded parameters, for kernels that read another layout. By default nothing changes."""

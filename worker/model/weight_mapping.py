@@ -1,23 +1,25 @@
-"""Weight mapping: the names of a model's tensors in checkpoints, and the memory that each tensor is loaded to."""
+"""Weight mapping: the names of a model's tensors in checkpoints, and the shard that each tensor is loaded to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.shard import Numbers, Shard
 
 
-def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name in the checkpoint and the memory of every tensor that `model` needs: a parameter, or the
-    shard of one where projections are joined or experts stacked."""
+def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
+    """Yields the name in the checkpoint and the shard of every tensor of `model`: a parameter, or a part of one where
+    projections are joined or experts stacked."""
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             yield from _shards(name, module)
         else:
             for kind, parameter in module.named_parameters(recurse=False):
-                yield f"{name}.{kind}", parameter
+                yield f"{name}.{kind}", Numbers(parameter)
 
 
 def checkpoint_layers(name: str, linear: Linear) -> list[str]:
@@ -31,12 +33,15 @@ def checkpoint_layers(name: str, linear: Linear) -> list[str]:
     ]
 
 
-def _shards(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
-    layers = checkpoint_layers(name, linear)
+def _shards(name: str, linear: Linear) -> Iterator[tuple[str, Shard]]:
+    memory = {layer: dict[str, Tensor]() for layer in checkpoint_layers(name, linear)}
     for kind, parameter in linear.named_parameters(recurse=False):
         rows = [linear.rows(kind, outputs) for outputs in linear.shape.parts]
         stacked = [parameter] if linear.shape.experts is None else list(parameter)
-        shards = [shard for expert in stacked for shard in expert.split(rows)]
-        for layer, shard in zip(layers, shards, strict=True):
+        views = [view for expert in stacked for view in torch.split(expert, rows)]
+        for layer, view in zip(memory, views, strict=True):
             if kind != "bias" or linear.has_bias(layer.rpartition(".")[2]):
-                yield f"{layer}.{kind}", shard
+                memory[layer][kind] = view
+    for layer, views_of_layer in memory.items():
+        for kind, shard in linear.format.shards(views_of_layer).items():
+            yield f"{layer}.{kind}", shard

@@ -2,7 +2,7 @@
 
 A few files at a time are mapped into memory and copied tensor by tensor to the device (`weight_mapping.py`). The
 host never holds more than these files, as pages that the operating system can drop. One error lists all tensors that
-are missing, unknown, or of a wrong shape or type, before the server is ready.
+are missing, unknown, or do not fit (`shard.py`), before the server is ready.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.shard import Shard
 from mla_router.worker.model.weight_mapping import weight_mapping
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool
             copies = list(pool.map(copy, files))
 
     found = set[str]().union(*(copied.names for copied in copies))
-    mistakes = [("missing", name) for name in sorted(wanted.keys() - found)]
+    needed = {name for name, shard in wanted.items() if shard.is_needed}
+    mistakes = [("missing", name) for name in sorted(needed - found)]
     mistakes += [mistake for copied in copies for mistake in copied.mistakes]
     if mistakes:
         raise ModelError(f"{folder}: the weights do not fit the config\n{_listed(mistakes)}")
@@ -76,30 +78,24 @@ def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool
 
 def copy_file(
     file: Path,
-    wanted: Mapping[str, Tensor],
+    wanted: Mapping[str, Shard],
     is_unused: Callable[[str], bool],
     *,
     progress: Callable[[int], None],
 ) -> FileCopy:
-    """Copies the tensors of `file` to the memory that `wanted` has under their names, and reports the bytes of each
+    """Copies the tensors of `file` to the shards that `wanted` has under their names, and reports the bytes of each
     tensor to `progress`. Raises ModelError if the file cannot be read."""
     names, mistakes, num_bytes = set[str](), list[tuple[str, str]](), 0
     for name, tensor in read_tensors(file):
-        target = wanted.get(name)
-        # The scale of a whole tensor has no axis in some checkpoints, and one axis in others.
-        scalar = target is not None and target.numel() == tensor.numel() == 1
+        shard = wanted.get(name)
         where = f"{name} {list(tensor.shape)} in {file.name}"
-        if target is None:
+        if shard is None:
             # transformers writes empty shared experts for a model without shared experts
             if tensor.numel() and not is_unused(name):
                 mistakes.append(("unknown", where))
-        elif target.shape != tensor.shape and not scalar:
-            mistakes.append(("misshaped", f"{where}, not {list(target.shape)}"))
-        elif target.dtype != tensor.dtype and 1 in (target.itemsize, tensor.itemsize):
-            # Wider types are converted. FP8 values mean nothing without their scales.
-            mistakes.append(("mistyped", f"{where}: {_dtype(tensor)}, not {_dtype(target)}"))
+        elif mistake := shard.fill(tensor):
+            mistakes.append((mistake.kind, f"{where}: {mistake.reason}"))
         else:
-            target.copy_(tensor.view(target.shape))
             num_bytes += tensor.nbytes
         names.add(name)
         progress(tensor.nbytes)
@@ -110,8 +106,6 @@ def is_unused(name: str, config: ModelConfig) -> bool:
     """Whether the tensor `name` of a checkpoint is no weight of the model without MTP layers."""
     if name == "lm_head.weight":
         return config.tie_word_embeddings
-    if name.endswith(".input_scale"):  # scales of activations, which are not quantized
-        return config.quantization is not None
     layer = LAYER.match(name)
     if layer is None:
         return False
@@ -124,8 +118,6 @@ def is_unused_by_mtp(name: str, config: ModelConfig) -> bool:
     layer = LAYER.match(name)
     if layer is None or not _is_mtp(layer, config):
         return True
-    if layer[2].endswith(".input_scale"):
-        return config.quantization is not None
     return layer[2] in ("embed_tokens.weight", "shared_head.head.weight")
 
 
@@ -159,10 +151,6 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: {error}") from error
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _listed(mistakes: list[tuple[str, str]]) -> str:

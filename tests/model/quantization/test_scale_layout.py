@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.loader import allocate
-from mla_router.worker.model.quantization.block_fp8 import BlockFp8
+from mla_router.worker.model.quantization.block_scaled import BlockScaled
+from mla_router.worker.model.shard import Numbers, Scales
 from mla_router.worker.model.weight_mapping import weight_mapping
 
 Block = tuple[int | None, int | None]
@@ -17,10 +18,14 @@ Block = tuple[int | None, int | None]
 def filled(parts: tuple[int, ...], block: Block, experts: int | None) -> tuple[Linear, Tensor]:
     """Returns a layer of 20 inputs after loading, and its numbers in float64, computed part by part."""
     layer = Linear(20, {f"p{i}": part for i, part in enumerate(parts)}, experts=experts)
-    layer.set_format(BlockFp8("weight_scale", block))
+    layer.set_format(BlockScaled(torch.float8_e4m3fn, "weight_scale", block))
     allocate(layer)
     generator = torch.Generator().manual_seed(3)
-    shards = dict(weight_mapping(layer))
+    shards = {
+        name: shard.memory
+        for name, shard in weight_mapping(layer)
+        if isinstance(shard, Numbers | Scales)
+    }
     numbers = []
     for name, shard in shards.items():
         drawn = torch.rand(shard.shape, generator=generator) + 0.5
@@ -62,7 +67,7 @@ def test_a_row_finds_its_scale_without_its_part(
 
 def test_a_weight_for_plain_products_is_dequantized_once() -> None:
     layer = Linear(20, 9, plain=True)
-    layer.set_format(BlockFp8("weight_scale", (8, 8)))
+    layer.set_format(BlockScaled(torch.float8_e4m3fn, "weight_scale", (8, 8)))
     allocate(layer)
     shards = dict(layer.named_parameters())
     shards["weight"].fill_(3)

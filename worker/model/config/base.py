@@ -11,7 +11,8 @@ from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.config.attention_spec import AttentionSpec
 from mla_router.worker.model.config.fields import read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
-from mla_router.worker.model.quantization.config import Quantization, parse_quantization
+from mla_router.worker.model.quantization.config import parse_quantization
+from mla_router.worker.model.quantization.spec import Quantization
 
 if TYPE_CHECKING:
     import torch

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.linear import Linear, WeightFormat
-from mla_router.worker.model.quantization.block_fp8 import BlockFp8
-from mla_router.worker.model.quantization.config import Quantization
+from mla_router.worker.model.quantization.block_scaled import BlockScaled
+from mla_router.worker.model.quantization.online import OnlineBlockScaled
+from mla_router.worker.model.quantization.spec import Quantization
 from mla_router.worker.model.weight_mapping import checkpoint_layers
 
 # No published checkpoint quantizes these two layers, although DeepSeek's configs do not exclude them.
@@ -15,16 +17,21 @@ NEVER_QUANTIZED = ("lm_head", "eh_proj")
 
 
 def weight_format(quantization: Quantization) -> WeightFormat:
-    """Returns the format of the checkpoint's quantized layers."""
-    return BlockFp8(quantization.scale_name, quantization.block)
+    """Returns the format of quantized layers."""
+    dtype = getattr(torch, quantization.dtype)
+    kind = OnlineBlockScaled if quantization.online else BlockScaled
+    return kind(dtype, quantization.scale_name, quantization.block)
 
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
-    """Sets the format of the linear layers that the checkpoint quantizes. Norms, embeddings, gates and the head stay
-    plain. Must run before parameters have memory. Raises ModelError."""
+    """Sets the format of the linear layers that are quantized. Norms, embeddings, gates and the head stay plain; if the
+    checkpoint is plain, so do weights that would be dequantized after loading. Must run before parameters have memory.
+    Raises ModelError."""
     quantized = weight_format(quantization)
     for name, linear in model.named_modules():
         if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:
+            continue
+        if quantization.online and linear.plain:
             continue
         layers = checkpoint_layers(name, linear)
         ignored = [layer for layer in layers if quantization.ignores(layer)]

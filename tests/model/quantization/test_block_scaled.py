@@ -1,4 +1,4 @@
-"""FP8 checkpoints have the same logits as the plain checkpoint with the same values."""
+"""Quantized checkpoints have the same logits as the plain checkpoint with the same values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.deepseek import Gate
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
-from support.fp8_folders import Format, quantize_folder, write_dequantized
+from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, write_tiny_model
 
 PROMPT = list(range(7, 107))
@@ -35,6 +35,8 @@ CASES: dict[str, tuple[dict[str, Any], Format]] = {
     "v2_lite_channels": (CONFIGS["v2_lite"] | ODD, Format("channel")),
     "v2_lite_tensors": (CONFIGS["v2_lite"] | ODD, Format("tensor")),
     "llama_blocks": (CONFIGS["llama_gqa"], Format("block", (16, 24))),
+    "v2_lite_int8": (CONFIGS["v2_lite"] | ODD, Format("int8")),
+    "llama_int8": (CONFIGS["llama_gqa"], Format("int8")),
     "v3_tensors": (CONFIGS["v3_flat"], Format("tensor")),
 }
 
@@ -54,43 +56,45 @@ def answers(model: CausalLM) -> Tensor:
 def folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path, Format]:
-    """Returns an FP8 folder, and the plain folder with the same values."""
+    """Returns a quantized folder, and the plain folder with the same values."""
     config, kind = CASES[request.param]
     folder: Path = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder / "source", **config)
-    quantize_folder(folder / "source", folder / "fp8", kind)
-    write_dequantized(folder / "fp8", folder / "plain", kind)
-    return folder / "fp8", folder / "plain", kind
+    quantize_folder(folder / "source", folder / "quantized", kind)
+    write_dequantized(folder / "quantized", folder / "plain", kind)
+    return folder / "quantized", folder / "plain", kind
 
 
 def test_logits_are_those_of_the_dequantized_weights(folders: tuple[Path, Path, Format]) -> None:
-    fp8, plain, _ = folders
-    difference = (answers(load(fp8)) - answers(load(plain))).abs().max().item()
+    quantized, plain, _ = folders
+    difference = (answers(load(quantized)) - answers(load(plain))).abs().max().item()
     assert difference <= 1e-5, difference
 
 
 def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) -> None:
-    fp8, plain, _ = folders
+    quantized, plain, _ = folders
     reference: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0].log_softmax(dim=-1)
-    got = answers(load(fp8))
+    got = answers(load(quantized))
     expected = torch.cat([expected[:90], expected[:20], expected[90:]])
     difference = (got - expected).abs().max().item()
     assert difference <= 1e-4, difference
 
 
 def test_bfloat16_rounds_what_float32_multiplied(folders: tuple[Path, Path, Format]) -> None:
-    fp8, plain, _ = folders
-    assert torch.equal(answers(load(fp8, torch.bfloat16)), answers(load(plain, torch.bfloat16)))
+    quantized, plain, _ = folders
+    assert torch.equal(
+        answers(load(quantized, torch.bfloat16)), answers(load(plain, torch.bfloat16))
+    )
 
 
 def test_only_experts_that_a_token_was_routed_to_are_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tiny_model(tmp_path / "source", **CONFIGS["v3"])
-    quantize_folder(tmp_path / "source", tmp_path / "fp8", Format("block", (16, 24)))
-    model = load(tmp_path / "fp8")
+    quantize_folder(tmp_path / "source", tmp_path / "quantized", Format("block", (16, 24)))
+    model = load(tmp_path / "quantized")
     driver = ForwardDriver(model, page_size=16)
     driver.step(chunks=[(0, PROMPT)])
     routed: list[list[int]] = []
@@ -113,9 +117,11 @@ def test_only_experts_that_a_token_was_routed_to_are_dequantized(
     assert list(dequantized.values()) == [routed[0], routed[0], routed[1], routed[1]]
 
 
-def test_linear_layers_stay_fp8_and_nothing_else_is(folders: tuple[Path, Path, Format]) -> None:
+def test_linear_layers_stay_quantized_and_nothing_else_is(
+    folders: tuple[Path, Path, Format],
+) -> None:
     model = load(folders[0])
-    kept = {n for n, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+    kept = {n for n, p in model.named_parameters() if p.dtype == folders[2].dtype}
     linear = {n for n, _ in model.named_parameters() if n.endswith("_proj.weight")}
     assert kept == {n for n in linear if not n.endswith("kv_b_proj.weight")}
     assert len(kept) > 5
@@ -126,8 +132,8 @@ def test_absorbed_projections_are_plain_after_loading(
     folders: tuple[Path, Path, Format], dtype: torch.dtype
 ) -> None:
     """They are the checkpoint's numbers, rounded once, without a scale beside them."""
-    fp8, plain = (dict(load(folder, dtype).named_parameters()) for folder in folders[:2])
-    absorbed = [name for name in fp8 if "kv_b_proj" in name]
+    quantized, plain = (dict(load(folder, dtype).named_parameters()) for folder in folders[:2])
+    absorbed = [name for name in quantized if "kv_b_proj" in name]
     assert absorbed == [name for name in plain if "kv_b_proj" in name]
     for name in absorbed:
-        assert fp8[name].dtype == dtype and torch.equal(fp8[name], plain[name])
+        assert quantized[name].dtype == dtype and torch.equal(quantized[name], plain[name])

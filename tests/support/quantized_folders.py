@@ -1,6 +1,6 @@
-"""FP8 checkpoints, and plain checkpoints with exactly the same values.
+"""Quantized checkpoints, and plain checkpoints with exactly the same values.
 
-`bench/accuracy/quantize.py` makes the FP8 folders. Their values are computed here from the files alone, value by value,
+`bench/accuracy/quantize.py` makes the quantized folders. Their values are computed here from the files alone, value by value,
 without code of the worker.
 """
 
@@ -33,7 +33,7 @@ def write_dequantized(folder: Path, out: Path, kind: Format) -> None:
     assert scales, f"nothing in {folder} is quantized"
     for name, scale in scales.items():
         weight = name.removesuffix(kind.scale_suffix)
-        assert tensors[weight].dtype == torch.float8_e4m3fn, weight
+        assert tensors[weight].dtype == kind.dtype, weight
         tensors[weight] = dequantized(tensors[weight], scale, kind)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
@@ -44,4 +44,4 @@ def dequantized(weight: Tensor, scale: Tensor, kind: Format) -> Tensor:
     i = torch.arange(weight.shape[0])[:, None] // height
     j = torch.arange(weight.shape[1])[None, :] // width
     table = scale.view(1, 1) if scale.numel() == 1 else scale
-    return weight.float() * table[i, j]
+    return (weight.double() * table.double()[i, j]).float()

@@ -1,7 +1,8 @@
-"""Weights in float8_e4m3fn with a float32 scale for each block."""
+"""Weights of one byte, float8_e4m3fn or int8, with a float32 scale for each block."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,21 +11,25 @@ from torch import Tensor, nn
 from mla_router.worker.kernels.dequantize import repeat_rows
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
+from mla_router.worker.model.shard import ActivationScale, Scales, Shard
 
-# Standard deviation of random values. The largest value of the type is 448: nothing is clipped
-RANDOM_DEVIATION = 64.0
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+RANDOM_DEVIATIONS = (
+    7  # standard deviations of random values up to the largest one: next to nothing is clipped
+)
 
 
 @dataclass(frozen=True)
-class BlockFp8(WeightFormat):
-    """The format of DeepSeek-V3's checkpoints, with blocks of 128 x 128. A side of None is the whole side of a matrix:
-    other checkpoints have one scale for each row or tensor.
+class BlockScaled(WeightFormat):
+    """Blocks have 128 x 128 values in DeepSeek-V3's checkpoints. A side of None is the whole side of a matrix: other
+    checkpoints have one scale for each row or tensor.
 
     In checkpoints the blocks of each part begin at its first row, and its last block may be cut off. Kernels find the
     scale of row n of joined parts at n // height. Where a part begins within a block of the rows above, `after_load`
     gives each row a scale of its own.
     """
 
+    dtype: torch.dtype  # of the values
     scale_name: str  # of the parameter with the scales
     block: tuple[int | None, int | None]  # rows and columns that share a scale
 
@@ -33,7 +38,7 @@ class BlockFp8(WeightFormat):
         scales = shape.stacked(blocks, -(-shape.inputs // self._width(shape)))
         values = shape.stacked(shape.outputs, shape.inputs)
         return {
-            "weight": empty_parameter(*values, dtype=torch.float8_e4m3fn),
+            "weight": empty_parameter(*values, dtype=self.dtype),
             self.scale_name: empty_parameter(*scales, dtype=torch.float32),
         }
 
@@ -41,6 +46,12 @@ class BlockFp8(WeightFormat):
         if name != self.scale_name:
             return outputs
         return 1 if self.block[0] is None else -(-outputs // self.block[0])
+
+    def shards(self, memory: Mapping[str, Tensor]) -> dict[str, Shard]:
+        return super().shards(memory) | {
+            self.scale_name: Scales(memory[self.scale_name]),
+            "input_scale": ActivationScale(),
+        }
 
     def after_load(self, layer: Linear) -> None:
         if self._height(layer.shape) == self.block[0]:
@@ -62,12 +73,15 @@ class BlockFp8(WeightFormat):
         return Weight(layer.weight, self._scales(layer), block, constant=True)
 
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
-        """Draws one expert at a time: torch draws no FP8, and all experts in float32 would take four times the
+        """Draws one expert at a time: torch draws float32, and all experts in float32 would take four times the
         memory."""
-        self._scales(layer).fill_(layer.shape.inputs**-0.5 / RANDOM_DEVIATION)
+        largest = LARGEST[self.dtype]
+        deviation = largest / RANDOM_DEVIATIONS
+        self._scales(layer).fill_(layer.shape.inputs**-0.5 / deviation)
         for matrix in layer.weight if layer.weight.ndim == 3 else [layer.weight]:
             values = torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)
-            matrix.copy_(values.normal_(std=RANDOM_DEVIATION, generator=generator))
+            values.normal_(std=deviation, generator=generator).round_()
+            matrix.copy_(values.clamp_(-largest, largest))
 
     def _scales(self, layer: Linear) -> Tensor:
         scales: Tensor = getattr(layer, self.scale_name)

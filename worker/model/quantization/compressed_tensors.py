@@ -1,0 +1,66 @@
+"""The quantization_config of compressed-tensors, which llm-compressor writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.quantization.spec import (
+    BLOCKS,
+    FIELD,
+    FP8,
+    INT8,
+    Block,
+    Quantization,
+    expect,
+    read_block,
+    read_ignored,
+)
+
+METHOD = "compressed-tensors"
+
+# Format of the file: the type of its numbers
+TYPES = {"float-quantized": "float", "int-quantized": "int"}
+
+
+def parse_compressed_tensors(raw: Mapping[str, Any]) -> Quantization:
+    """Returns the parsed config. Raises ModelError, which names the field."""
+    expect(raw, FIELD, "format", *TYPES, "naive-quantized")
+    expect(raw, FIELD, "kv_cache_scheme", None)
+    groups = raw.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise ModelError(f"{FIELD}: only one group in config_groups is supported")
+    ((name, group),) = groups.items()
+    where = f"{FIELD}.config_groups.{name}"
+    expect(group, where, "targets", ["Linear"])
+    expect(group, where, "output_activations", None)
+    weights = group.get("weights") or {}
+    kind = TYPES.get(raw["format"]) or weights.get("type")
+    block = _weights(weights, f"{where}.weights", kind)
+    if group.get("input_activations") is not None:
+        _activations(group["input_activations"], f"{where}.input_activations", kind)
+    dtype = INT8 if kind == "int" else FP8
+    return Quantization(METHOD, dtype, block, ignored=read_ignored(raw, "ignore"))
+
+
+def _weights(raw: Mapping[str, Any], where: str, kind: str | None) -> Block:
+    """Checks the numbers of the weights. Returns the block that shares a scale."""
+    _numbers(raw, where, kind)
+    expect(raw, where, "dynamic", None, False)
+    strategies = ("tensor", "channel") if kind == "int" else ("tensor", "channel", "block")
+    expect(raw, where, "strategy", *strategies)
+    return BLOCKS.get(raw["strategy"]) or read_block(raw, "block_structure")
+
+
+def _activations(raw: Mapping[str, Any], where: str, kind: str | None) -> None:
+    _numbers(raw, where, kind)
+    expect(raw, where, "dynamic", None, False, True)
+    expect(raw, where, "strategy", None, "tensor", "token", "group")
+
+
+def _numbers(raw: Mapping[str, Any], where: str, kind: str | None) -> None:
+    """Checks for signed numbers of 8 bits without a zero point."""
+    expect(raw, where, "num_bits", 8)
+    expect(raw, where, "type", kind if kind in TYPES.values() else "float")
+    expect(raw, where, "symmetric", True, None)
