@@ -117,7 +117,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
     message, at = str(error.value), "in model.safetensors"
     assert "1 missing: model.layers.3.hnorm.weight" in message
     assert f"1 unknown: model.layers.3.enorm.bias [64] {at}" in message
-    assert f"1 misshaped: model.layers.3.eh_proj.weight [64, 64] {at}, not [64, 128]" in message
+    assert f"1 misshaped: model.layers.3.eh_proj.weight [64, 64] {at}: not [64, 128]" in message
 
 
 @pytest.mark.parametrize("name", ["v2_grouped", "llama_gqa"])
