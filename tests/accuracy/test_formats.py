@@ -1,0 +1,27 @@
+"""bench/accuracy/formats.py: the small model with quantized weights answers as in float32."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import formats
+import pytest
+
+
+def test_every_format_of_the_small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Random weights show that a loss would be seen."""
+    monkeypatch.setitem(formats.FORMATS, "random", {"load_format": "dummy"})
+    sizes = ["--num-questions=16", "--num-shots=1", "--num-samples=4", "--new-tokens=64"]
+    monkeypatch.setattr(sys, "argv", ["formats.py", *sizes, f"--out={tmp_path / 'out'}"])
+    assert formats.main() == 1
+    lines = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    found = {line["config"]["format"]: line for line in lines}
+    assert list(found) == ["float32", "fp8", "w8a8_fp8", "w8a8_int8", "random"]
+    plain, random = found.pop("float32"), found.pop("random")
+    assert plain["accuracy"] == 1.0 and plain["kl"] < 1e-8
+    assert random["accuracy"] == 0.0 and random["kl"] > 1
+    for line in found.values():
+        assert line["accuracy"] >= 15 / 16
+        assert 1e-6 < line["kl"] < 0.05, line
