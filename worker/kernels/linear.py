@@ -1,7 +1,8 @@
 """x @ weight.T, for any number of rows.
 
 Matrix libraries have tiles for many rows. With one row most of a tile is empty and few programs have work. Here
-each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows.
+each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows, and
+`quantized_linear.py` the kernels for quantized weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantized_linear import has_kernel, quantized_linear
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
@@ -34,9 +36,12 @@ def linear(
     not rounded at all: scores that are compared stay apart where 16 bits would make ties of them.
     """
     x = dense_rows(x)
+    out_dtype = out_dtype or x.dtype
+    if has_kernel(x, weight):
+        product = quantized_linear(x, weight, out_dtype=out_dtype)
+        return product if bias is None else product.add_(bias)
     weight = weight.dense(x.dtype)
     matrix, constant = weight.values, weight.constant
-    out_dtype = out_dtype or x.dtype
     if not on_gpu(x):
         return linear_torch(x, matrix, bias, out_dtype=out_dtype)
     if bias is None and x.shape[0] == 1 and is_ours(*matrix.shape):

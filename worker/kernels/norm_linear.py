@@ -61,8 +61,7 @@ def norm_linear(
     The definition is one op after the other. That is what runs wherever no kernel does both.
     """
     out_dtype = out_dtype or x.dtype
-    weight = weight.dense(x.dtype)
-    if has_kernel(x, len(weight.values)):
+    if weight.is_plain and has_kernel(x, len(weight.values)):
         return norm_linear_triton(
             x,
             residual,

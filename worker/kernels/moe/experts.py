@@ -3,8 +3,9 @@
 On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`). More tokens are sorted by expert
 (`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed
 (`combine.py`). Both can compute the shared experts as well. With plain torch tokens are sorted, and each projection is
-one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights are dequantized
-first; on a CPU only the routed experts are, one at a time.
+one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights have kernels of
+their own (`quantized_experts.py`). Without these they are dequantized first; on a CPU only the routed experts are, one
+at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mla_router.worker.kernels.moe.combine import combine
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, takes_quantized
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
@@ -64,17 +66,20 @@ def moe_experts(
     x = dense_rows(x)
     if x.device.type == "cpu" and not (gate_up.is_plain and down.is_plain):
         return moe_experts_one_by_one(x, gate_up, down, weights, ids, plus)
-    ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     tokens, hidden = x.shape
-    experts, double, _ = ups.shape
-    assert ups.shape == (experts, double, hidden) and downs.shape == (
+    experts, double, _ = gate_up.values.shape
+    assert gate_up.values.shape == (experts, double, hidden) and down.values.shape == (
         experts,
         hidden,
         double // 2,
-    ), f"x {tuple(x.shape)}, gate_up {tuple(ups.shape)}, down {tuple(downs.shape)}"
+    ), f"x {tuple(x.shape)}, gate_up {tuple(gate_up.values.shape)}, down {tuple(down.values.shape)}"
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
+    if tokens and takes_quantized(x, gate_up, down):
+        assert not isinstance(plus, SharedWeights), "see takes_shared"
+        return quantized_experts(x, gate_up, down, weights, ids, plus)
+    ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     if on_gpu(x) and tokens:
         return moe_experts_triton(x, ups, downs, weights, ids, plus)
     return moe_experts_torch(x, ups, downs, weights, ids, plus)

@@ -1,0 +1,146 @@
+"""Products with quantized weights on a GPU: real shapes in bfloat16, against float64 and in a CUDA graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.moe.experts import moe_experts
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.quantize import (
+    quantize_rows,
+    quantize_rows_torch,
+    quantize_rows_triton,
+)
+from mla_router.worker.kernels.weight import Weight
+from support.cuda import captured, forbid_waiting
+from support.quantized import drawn_weight, numbers, relative_error
+
+pytestmark = pytest.mark.gpu
+
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+EXPERTS, TOP_K, HIDDEN, WIDTH = 64, 6, 2048, 1408  # V2-Lite's
+# bfloat16's rounding of the result, and the rounding of activations to 3 or 7 bits
+EXACT, ROUNDED = 3e-3, {FP8: 0.03, INT8: 0.012}
+
+
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(("tokens", "columns"), [(1, 2048), (64, 2816), (301, 576), (5, 16384)])
+def test_quantizer_is_bit_equal_to_its_twin(tokens: int, columns: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(tokens)
+    x = torch.randn(tokens, columns, generator=draw, device="cuda").bfloat16()
+    x[0, :128], x[0, 130] = 0, 3e38
+    if dtype == FP8:
+        x[-1, -1] = torch.nan
+    got, expected = quantize_rows(x, dtype), quantize_rows_torch(x.cpu(), dtype)
+    assert torch.equal(got.scales.cpu(), expected.scales)
+    assert torch.equal(got.values.cpu().view(torch.uint8), expected.values.view(torch.uint8))
+
+
+def test_rows_for_the_library() -> None:
+    x = torch.randn(301, 2816, device="cuda").bfloat16()
+    got, plain = quantize_rows_triton(x, FP8, multiple=4, by_column=True), quantize_rows(x, FP8)
+    assert got.values.shape == (304, 2816) and not got.values[301:].float().any()
+    assert torch.equal(got.values[:301].view(torch.uint8), plain.values.view(torch.uint8))
+    assert torch.equal(got.scales[:301], plain.scales)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 17, 33, 64, 100, 128, 191, 301, 1024])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "dtype", "block"),
+    [
+        (3648, 2048, FP8, (128, 128)),
+        (2048, 2816, FP8, (128, 128)),
+        (7168, 16384, FP8, (128, 128)),
+        (21888, 2048, FP8, (1, 128)),
+        (5632, 2048, FP8, (1, 2048)),
+        (2112, 7168, INT8, (1, 7168)),
+    ],
+)
+def test_linear(
+    outputs: int, inputs: int, dtype: torch.dtype, block: tuple[int, int], tokens: int
+) -> None:
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device="cuda")
+    draw = torch.Generator("cuda").manual_seed(tokens)
+    x = torch.randn(tokens, inputs, generator=draw, device="cuda").bfloat16()
+    with forbid_waiting():
+        got = linear(x, weight)
+    error = relative_error(got, x.double() @ numbers(weight).T)
+    assert got.dtype == x.dtype and error < (EXACT if tokens <= 8 else ROUNDED[dtype]), error
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 304])
+def test_long_sums_of_one_sign(tokens: int) -> None:
+    """The tensor cores' own sums of FP8 have 14 bits: a product that adds all of them there is off by percents."""
+    weight = drawn_weight(512, 16384, device="cuda")
+    weight = weight._replace(values=weight.values.float().abs().to(FP8))
+    x = torch.ones(tokens, 16384, device="cuda", dtype=torch.bfloat16)
+    assert relative_error(linear(x, weight), x.double() @ numbers(weight).T) < EXACT
+
+
+def experts(dtype: torch.dtype, block: tuple[int, int] | None) -> tuple[Weight, Weight]:
+    return (
+        drawn_weight(
+            EXPERTS, 2 * WIDTH, HIDDEN, dtype=dtype, block=block or (1, HIDDEN), device="cuda"
+        ),
+        drawn_weight(EXPERTS, HIDDEN, WIDTH, dtype=dtype, block=block or (1, WIDTH), device="cuda"),
+    )
+
+
+def in_float64(x: Tensor, gate_up: Weight, down: Weight, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert in range(EXPERTS):
+        token, k = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (x[token].double() @ numbers(gate_up.expert(expert)).T).chunk(2, dim=-1)
+        row = (torch.nn.functional.silu(gate) * up) @ numbers(down.expert(expert)).T
+        out.index_add_(0, token, row * weights[token, k].double()[:, None])
+    return out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block"), [(FP8, (128, 128)), (FP8, None), (INT8, None)], ids=["block", "row", "int8"]
+)
+def test_experts(dtype: torch.dtype, block: tuple[int, int] | None) -> None:
+    gate_up, down = experts(dtype, block)
+    draw = torch.Generator("cuda").manual_seed(0)
+    for tokens in (1, 2, 3, 16, 17, 100, 128, 129, 1000, 4097):
+        x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
+        logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
+        weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+        plus = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
+        with forbid_waiting():
+            got = moe_experts(x, gate_up, down, weights, ids, lambda plus=plus: plus)  # type: ignore[misc]
+        expected = in_float64(x, gate_up, down, weights, ids) + plus
+        error = relative_error(got, expected)
+        # Two roundings of activations from two tokens on
+        assert error < (2 * EXACT if tokens == 1 else 2 * ROUNDED[dtype]), (tokens, error)
+
+
+def test_idle_rows_have_no_expert() -> None:
+    gate_up, down = experts(FP8, (128, 128))
+    x = torch.randn(8, HIDDEN, device="cuda").bfloat16()
+    weights = torch.rand(8, TOP_K, device="cuda")
+    ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(8)]).int().cuda()
+    ids[5:], weights[5:] = -1, 0
+    got = moe_experts(x, gate_up, down, weights, ids)
+    assert not got[5:].any()
+    assert relative_error(got, in_float64(x, gate_up, down, weights, ids)) < 2 * ROUNDED[FP8]
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 32, 300])
+def test_in_a_graph(tokens: int) -> None:
+    gate_up, down = experts(FP8, (128, 128))
+    dense = drawn_weight(HIDDEN, HIDDEN, device="cuda")
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+
+    def layer() -> Tensor:
+        return moe_experts(linear(x, dense), gate_up, down, weights, ids)
+
+    expected = layer()
+    replay, got = captured(layer)
+    replay()
+    assert torch.equal(got, expected)

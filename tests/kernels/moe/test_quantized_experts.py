@@ -1,0 +1,104 @@
+"""Experts with quantized weights against each token through each of its experts in float64: interpreted, and compiled
+for sm_90."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, quantized_tiling
+from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
+from mla_router.worker.kernels.weight import Weight
+from support.quantized import drawn_weight, numbers, relative_error
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
+
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+HIDDEN, WIDTH, EXPERTS, TOP_K = 256, 144, 5, 3
+PAIRS = MoeTiling(1, gate_up=Tile(4, 256), down=Tile(8, 128))
+FEW = MoeTiling(16, gate_up=Tile(64, 128, 2), down=Tile(32, 64, 3))
+MANY = MoeTiling(64, gate_up=Tile(128, 64, 2), down=Tile(64, 128))
+
+
+def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token in range(len(x)):
+        for weight, expert in zip(weights[token].tolist(), ids[token].tolist(), strict=True):
+            gate, up = (gate_up[expert] @ x[token].double()).chunk(2)
+            out[token] += weight * (down[expert] @ (gate / (1 + (-gate).exp()) * up))
+    return out
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "tiling", "dtype", "limit"),
+    [
+        (1, PAIRS, FP8, 2e-3),
+        (2, PAIRS, INT8, 2e-3),
+        (7, FEW, INT8, 0.02),
+        (40, FEW, INT8, 0.02),
+        (70, MANY, INT8, 0.02),
+    ],
+)
+def test_experts(
+    tokens: int, tiling: MoeTiling, dtype: torch.dtype, limit: float, by_row: bool
+) -> None:
+    """Rows of pairs are not quantized. The other kernels quantize with INT8 alone here: the interpreter's conversion to
+    FP8 loses carries (`tests/gpu` has both)."""
+    draw = torch.Generator().manual_seed(tokens)
+    x = (torch.randn(tokens, HIDDEN, generator=draw) * 8).to(DEVICE, torch.float16)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=draw)[:TOP_K] for _ in range(tokens)])
+    weights = torch.rand(tokens, TOP_K, generator=draw).to(DEVICE)
+    plus = (torch.randn(tokens, HIDDEN, generator=draw) * 0.1).to(DEVICE, torch.float16)
+    gate_up = drawn_weight(
+        EXPERTS,
+        2 * WIDTH,
+        HIDDEN,
+        dtype=dtype,
+        block=(1, HIDDEN) if by_row else (16, 128),
+        device=DEVICE,
+    )
+    down = drawn_weight(
+        EXPERTS,
+        HIDDEN,
+        WIDTH,
+        dtype=dtype,
+        block=(1, WIDTH) if by_row else (128, 128),
+        device=DEVICE,
+    )
+    ids = ids.int().to(DEVICE)
+    got = quantized_experts(x, gate_up, down, weights, ids, lambda: plus, tiling=tiling)
+    expected = in_float64(x, numbers(gate_up), numbers(down), weights, ids)
+    assert relative_error(got, expected + plus) < limit
+
+
+def launches() -> None:
+    for experts, hidden, width, top_k in ((64, 2048, 1408, 6), (256, 7168, 2048, 8)):
+        for dtype in (FP8, INT8) if experts == 64 else (FP8,):
+            gate_up, down = (
+                meta_weight(experts, 2 * width, hidden, dtype),
+                meta_weight(experts, hidden, width, dtype),
+            )
+            for tokens in (1, 8, 17, 12 * experts, 4096):
+                x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+                weights = torch.empty(tokens, top_k, device="meta")
+                ids = weights.to(torch.int32)
+                tiling = quantized_tiling(tokens, top_k, experts)
+                quantized_experts(x, gate_up, down, weights, ids, tiling=tiling)
+
+
+def meta_weight(experts: int, outputs: int, inputs: int, dtype: torch.dtype) -> Weight:
+    block = (128, 128) if dtype == FP8 else (1, inputs)
+    return Weight(
+        torch.empty(experts, outputs, inputs, dtype=dtype, device="meta"),
+        torch.empty(experts, -(-outputs // block[0]), -(-inputs // block[1]), device="meta"),
+        block,
+        constant=True,
+    )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        if report.kernel != "_place":
+            report.check()

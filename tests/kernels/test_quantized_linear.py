@@ -1,0 +1,101 @@
+"""Products with quantized weights against float64, in the interpreter, and compiled for sm_90 at the sizes of V2-Lite
+and V3."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.kernels import quantized_few_rows as few_rows
+from mla_router.worker.kernels import quantized_linear
+from mla_router.worker.kernels.quantize import quantize_rows_torch
+from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
+from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
+from support.quantized import drawn_weight, numbers, relative_error
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
+
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+# Blocks, cut-off blocks, a scale a row, and a scale for each 128 numbers of a row
+WEIGHTS = [(200, 256, (128, 128)), (37, 304, (128, 128)), (48, 256, (1, 256)), (40, 384, (1, 128))]
+TILES = [Tiles(16, 32, 128), Tiles(32, 16, 64, group_m=2)]
+
+
+def rows(count: int, inputs: int) -> torch.Tensor:
+    """float16: the interpreter does not multiply bfloat16."""
+    draw = torch.Generator().manual_seed(count)
+    return torch.randn(count, inputs + 8, generator=draw).to(DEVICE, torch.float16)[:, :inputs]
+
+
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), WEIGHTS)
+def test_one_row_is_not_quantized(
+    outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device=DEVICE)
+    x = rows(1, inputs)
+    got = quantized_gemv_triton(x, weight, out_dtype=torch.float32, tiles=(8, 2, 4))
+    assert relative_error(got, x.double() @ numbers(weight).T) < 1e-5
+
+
+@pytest.mark.parametrize("tiles", [few_rows.Tiles(16, 2, 0), few_rows.Tiles(32, 1, 2)])
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), WEIGHTS)
+def test_few_rows_lose_nothing_but_tiny_numbers(
+    outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype, tiles: few_rows.Tiles
+) -> None:
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device=DEVICE)
+    x = rows(5, inputs)
+    x[1, :128] *= 1e-3
+    x[2] = 0
+    got = few_rows.few_rows_quantized(x, weight, out_dtype=torch.float32, tiles=tiles)
+    assert relative_error(got, x.double() @ numbers(weight).T) < 1e-4
+    assert not got[2].any()
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), WEIGHTS)
+def test_product_of_quantized_rows_is_exact(
+    outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype, tiles: Tiles
+) -> None:
+    """Up to the rounding of sums in float32."""
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device=DEVICE)
+    x = quantize_rows_torch(rows(37, inputs), dtype)
+    got = quantized_linear_triton(x, weight, out_dtype=torch.float32, tiles=tiles)
+    restored = x.values.double() * x.scales.double().repeat_interleave(128, 1)[:, :inputs]
+    assert relative_error(got, restored @ numbers(weight).T) < 1e-5
+
+
+def launches() -> None:
+    """Every number of rows at which tiles change."""
+    quantized_linear.LIBRARY_ROWS = quantized_linear.LIBRARY_ROWS_OF_LARGE = 1 << 30
+    cases = [(n, k, FP8) for n, k in ((3648, 2048), (2048, 2816), (2112, 7168), (7168, 16384))]
+    for outputs, inputs, dtype in (*cases, (5632, 2048, INT8)):
+        weight = drawn_meta(outputs, inputs, dtype)
+        for count in (1, 2, 16, 32, 64, 128, 256):
+            x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
+            if count == 1:
+                quantized_gemv_triton(x, weight, out_dtype=x.dtype)
+            elif few_rows.is_few(count, inputs):
+                few_rows.few_rows_quantized(x, weight, out_dtype=x.dtype)
+            else:
+                q = quantized_linear.quantize_rows_triton(x, dtype)
+                tiles = quantized_linear.tiling(count, outputs)
+                quantized_linear_triton(q, weight, out_dtype=x.dtype, tiles=tiles)
+
+
+def drawn_meta(outputs: int, inputs: int, dtype: torch.dtype) -> quantized_linear.Weight:
+    block = (128, 128) if dtype == FP8 else (1, inputs)
+    return quantized_linear.Weight(
+        torch.empty(outputs, inputs, dtype=dtype, device="meta"),
+        torch.empty(-(-outputs // block[0]), -(-inputs // block[1]), device="meta"),
+        block,
+        constant=True,
+    )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
+        assert report.shared_bytes <= 114_688, report  # `quantize.SHARED_BYTES`

@@ -1,0 +1,72 @@
+"""The routed experts with quantized weights, on a GPU.
+
+One token streams the weights of its experts (`quantized_gemv.py`). More tokens are sorted by expert for grouped
+products (`quantized_gemm.py`). With few rows an expert each program quantizes its rows for itself. Many rows are
+quantized once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from mla_router.worker.kernels.moe.align import blocks_for
+from mla_router.worker.kernels.moe.combine import combine
+from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
+from mla_router.worker.kernels.moe.quantized_gemv import (
+    down_pairs_quantized,
+    gate_up_pairs_quantized,
+)
+from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
+from mla_router.worker.kernels.quantize import GROUP, has_kernels, quantize_rows
+from mla_router.worker.kernels.weight import Weight
+
+MANY_ROWS = 64  # of a block, from which x is quantized once
+
+
+def takes_quantized(x: Tensor, gate_up: Weight, down: Weight) -> bool:
+    """Whether there are kernels for both weights: quantized, with whole groups of columns to a scale."""
+    return all(_is_taken(x, weight) for weight in (gate_up, down))
+
+
+def _is_taken(x: Tensor, weight: Weight) -> bool:
+    if weight.is_plain or not has_kernels(x, weight.values.dtype):
+        return False
+    inputs = weight.values.shape[2]
+    return inputs % 16 == 0 and (weight.block[1] % GROUP == 0 or weight.block[1] >= inputs)
+
+
+def quantized_experts(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+    *,
+    tiling: MoeTiling | None = None,
+) -> Tensor:
+    """`moe_experts` of at least one token. `tiling` replaces `quantized_tiling`, for benchmarks."""
+    x, ids = x.contiguous(), ids.contiguous()
+    experts = len(gate_up.values)
+    tiling = tiling or quantized_tiling(len(x), ids.shape[1], experts)
+    if tiling.rows == 1:
+        gated = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up)
+        added = plus() if plus else None
+        return down_pairs_quantized(gated, down, weights, ids, tiling.down, added)
+    blocks = blocks_for(ids, experts, tiling.rows)
+    is_many = tiling.rows >= MANY_ROWS
+    rows = quantize_rows(x, gate_up.values.dtype) if is_many else x
+    gated_rows = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
+    out = down_quantized(gated_rows, down, blocks, tiling.down)
+    return combine(out, weights, plus() if plus else None)
+
+
+def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:
+    """Returns the fastest tiles of sweeps on an H200 with V2-Lite's experts."""
+    if tokens == 1:
+        return MoeTiling(1, gate_up=Tile(2, 1024, num_warps=4), down=Tile(2, 512, num_warps=2))
+    if tokens * top_k <= 12 * experts:
+        return MoeTiling(16, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
+    return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

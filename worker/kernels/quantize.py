@@ -1,0 +1,142 @@
+"""Quantization of activations, for products with quantized weights.
+
+Each group of neighbouring columns of a row has its own scale, the group's largest magnitude divided by the largest
+value of the type: the scheme of DeepSeek-V3 (arXiv:2412.19437, section 3.3.2). Checkpoints whose activations have one
+scale a row or a tensor are computed with groups as well: smaller groups have no larger error.
+
+The kernels of products call `quantized` for few rows. Many rows are quantized once, by `quantize_rows`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.weight import Quantized
+
+GROUP = 128
+# Of a group's largest magnitude: a group of zeros has a scale whose inverse is finite
+SMALLEST = 1e-30
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+
+# The largest shared memory of a block of the kernels for quantized weights
+SHARED_BYTES = 114_688
+FP8_ARCHITECTURE = 89
+
+_ROWS = 8  # of a program
+# Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, ties to even
+_ROUNDER = tl.constexpr(12582912.0)
+
+
+def has_kernels(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether products of x with weights of `dtype` have kernels: for 16-bit numbers, on GPUs that convert to FP8 and have
+    the shared memory. Without them weights are dequantized first."""
+    if not on_gpu(x):
+        return False
+    found = limits(x.device)
+    converts = dtype == torch.int8 or found.architecture >= FP8_ARCHITECTURE
+    return converts and found.shared_bytes >= SHARED_BYTES
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
+    """Returns x [T, K] in groups of `group` columns, the last of which may be narrower. `dtype` is float8_e4m3fn or int8.
+
+    A value is x times the inverse of its scale, rounded to nearest even. NaN and infinite numbers become NaN in FP8,
+    with the rest of an infinite number's group 0.
+    """
+    return (
+        quantize_rows_triton(x, dtype, group) if on_gpu(x) else quantize_rows_torch(x, dtype, group)
+    )
+
+
+def quantize_rows_torch(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
+    rows, columns = x.shape
+    groups = -(-columns // group)
+    wide = torch.nn.functional.pad(x.float(), (0, groups * group - columns))
+    wide = wide.view(rows, groups, group)
+    largest = wide.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=SMALLEST)
+    # By a tensor: torch on CUDA multiplies by the inverse of a plain number
+    scales = largest / torch.full_like(largest, LARGEST[dtype])
+    scaled = wide * scales.reciprocal()[..., None]
+    # The scale is rounded, so the largest value may exceed the range by its last bit. torch's cast would make it NaN
+    scaled = scaled.clamp(-LARGEST[dtype], LARGEST[dtype])
+    values = scaled.to(dtype) if dtype.is_floating_point else scaled.round().to(dtype)
+    return Quantized(values.view(rows, -1)[:, :columns], scales, group, x.dtype)
+
+
+def quantize_rows_triton(
+    x: Tensor, dtype: torch.dtype, group: int = GROUP, *, multiple: int = 1, by_column: bool = False
+) -> Quantized:
+    """For a library: the number of rows is a multiple of `multiple`, where rows of zeros follow, and with `by_column` the
+    scales of one column are next to each other."""
+    rows, columns = x.shape
+    assert x.stride(1) == 1, f"x {tuple(x.shape)} {x.stride()}"
+    groups, padded = triton.cdiv(columns, group), triton.cdiv(rows, multiple) * multiple
+    values = torch.empty(padded, columns, dtype=dtype, device=x.device)
+    shape = (groups, padded) if by_column else (padded, groups)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    scales = scales.t() if by_column else scales
+    _quantize_kernel[(triton.cdiv(padded, _ROWS), groups)](
+        x,
+        values,
+        scales,
+        rows,
+        padded,
+        x.stride(0),
+        *scales.stride(),
+        COLUMNS=columns,
+        GROUP=group,
+        BLOCK=triton.next_power_of_2(group),
+        ROWS=_ROWS,
+        num_warps=4,
+        **launch_options(),
+    )
+    return Quantized(values, scales, group, x.dtype)
+
+
+@triton.jit(do_not_specialize=["rows", "padded"])
+def _quantize_kernel(
+    x,
+    values,
+    scales,
+    rows,
+    padded,
+    x_stride,
+    scales_stride,
+    group_stride,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    wait_for_previous()
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(1) * GROUP + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < min(GROUP, COLUMNS - tl.program_id(1) * GROUP)
+    exists = (row < padded)[:, None] & inside[None, :]
+    mask = (row < rows)[:, None] & inside[None, :]
+    block = tl.load(x + row[:, None] * x_stride + column[None, :], mask, other=0.0)
+    rounded, scale = quantized(block.to(tl.float32), values.dtype.element_ty)
+    tl.store(values + row[:, None] * COLUMNS + column[None, :], rounded, exists)
+    at = scales + row * scales_stride + tl.program_id(1) * group_stride
+    tl.store(at, scale, row < padded)
+
+
+@triton.jit
+def quantized(block, DTYPE: tl.constexpr):
+    """Returns a block [ROWS, GROUP] float32 in DTYPE, and the scale [ROWS] float32 of each row."""
+    LARGEST: tl.constexpr = 127.0 if tl.int8 == DTYPE else 448.0
+    # 1e-30 is SMALLEST
+    largest = tl.maximum(tl.max(tl.abs(block), axis=1), 1e-30)
+    scale = tl.div_rn(largest, LARGEST)
+    scaled = block * tl.div_rn(1.0, scale)[:, None]
+    if tl.int8 == DTYPE:
+        scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+        return ((scaled + _ROUNDER) - _ROUNDER).to(tl.int8), scale
+    # The conversion saturates
+    return scaled.to(DTYPE), scale

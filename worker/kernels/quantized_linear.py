@@ -1,0 +1,213 @@
+"""x @ weight.T with a quantized weight, on a GPU.
+
+The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
+`quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below or torch's library.
+
+A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
+multiplied by both and added to sums in float32. The tensor cores' own sums of FP8 have fewer bits (DeepSeek-V3,
+arXiv:2412.19437, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mla_router.worker.kernels import quantized_few_rows as few_rows
+from mla_router.worker.kernels.dispatch import is_hopper
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.quantize import (
+    has_kernels,
+    quantize_rows,
+    quantize_rows_triton,
+    quantized,
+)
+from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
+from mla_router.worker.kernels.weight import Quantized, Weight
+
+# From so many rows on torch's library is faster than the kernel on an H200, for the largest weights from fewer on
+# (`bench/kernels/bench_quantized_linear.py`)
+LIBRARY_ROWS, LIBRARY_ROWS_OF_LARGE = 192, 17
+LARGE = 1 << 26  # weights
+BLOCK = (128, 128)  # of weights that the library takes
+
+
+class Tiles(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int  # of a step
+    num_warps: int = 4
+    num_stages: int = 4
+    group_m: int = 8  # blocks of rows that share weights in L2
+
+
+def has_kernel(x: Tensor, weight: Weight) -> bool:
+    """Whether `quantized_linear` serves the product: whole pieces of a scale's columns, on a GPU that `has_kernels`."""
+    inputs = weight.values.shape[1]
+    return (
+        not weight.is_plain
+        and has_kernels(x, weight.values.dtype)
+        and inputs % 16 == 0
+        and (weight.block[1] % few_rows.DEPTH == 0 or weight.block[1] >= inputs)
+    )
+
+
+def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
+    """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight for which there `has_kernel`."""
+    rows, outputs = len(x), len(weight.values)
+    if rows == 0:
+        return x.new_empty(0, outputs, dtype=out_dtype)
+    if rows == 1:
+        return quantized_gemv_triton(x, weight, out_dtype=out_dtype)
+    if few_rows.is_few(*x.shape):
+        return few_rows.few_rows_quantized(x, weight, out_dtype=out_dtype)
+    fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
+    if rows >= fewest and out_dtype == torch.bfloat16 and _library_takes(weight):
+        return _library(x, weight)
+    values = quantize_rows(x, weight.values.dtype)
+    return quantized_linear_triton(values, weight, out_dtype=out_dtype, tiles=tiling(rows, outputs))
+
+
+def tiling(rows: int, outputs: int) -> Tiles:
+    """Returns the fastest tiles of a sweep on an H200."""
+    if rows <= 32:
+        return Tiles(32, 32 if outputs < 4096 else 64, 128, 4, 4)
+    if (rows <= 128 and outputs < 4096) or rows <= 64:
+        return Tiles(64, 64, 128, 4, 4)
+    return Tiles(64, 128, 128, 4, 4)
+
+
+def _library_takes(weight: Weight) -> bool:
+    outputs, inputs = weight.values.shape
+    is_fp8 = weight.values.dtype == torch.float8_e4m3fn
+    is_served = is_fp8 and is_hopper(weight.values.device)
+    return is_served and weight.block == BLOCK and outputs % 16 == 0 and inputs % 128 == 0
+
+
+def _library(x: Tensor, weight: Weight) -> Tensor:
+    """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, reads their scales column by column, and
+    reads the scales of weights in rows of a multiple of 4."""
+    assert weight.scales is not None
+    rows = quantize_rows_triton(x, weight.values.dtype, multiple=4, by_column=True)
+    scales = weight.scales
+    missing = -scales.shape[1] % 4
+    if missing:
+        scales = functional.pad(scales, (0, missing))
+    product = functional.scaled_mm(
+        rows.values,
+        weight.values.t(),
+        rows.scales,
+        functional.ScalingType.BlockWise1x128,
+        scales.t(),
+        functional.ScalingType.BlockWise128x128,
+        output_dtype=x.dtype,
+    )
+    return product[: len(x)]
+
+
+def quantized_linear_triton(
+    x: Tensor | Quantized, weight: Weight, *, out_dtype: torch.dtype, tiles: Tiles
+) -> Tensor:
+    """Returns x @ weight.T [T, N] in `out_dtype`. x [T, K], contiguous in the last axis; K is a multiple of 16."""
+    values, scales = (x.values, x.scales) if isinstance(x, Quantized) else (x, None)
+    assert weight.scales is not None
+    (rows, inputs), outputs = values.shape, len(weight.values)
+    group = x.group if isinstance(x, Quantized) else tiles.inputs
+    assert values.stride(1) == 1 and weight.values.shape == (outputs, inputs)
+    assert weight.block[1] >= inputs or weight.block[1] % tiles.inputs == 0, (
+        f"{weight.block}, {tiles}"
+    )
+    assert group % tiles.inputs == 0, f"{group=}, {tiles}"
+    out = torch.empty(rows, outputs, dtype=out_dtype, device=values.device)
+    grid = triton.cdiv(rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs)
+    _quantized_linear_kernel[(grid,)](
+        values,
+        scales,
+        TensorDescriptor.from_tensor(weight.values, [tiles.outputs, tiles.inputs]),
+        weight.scales,
+        out,
+        rows,
+        values.stride(0),
+        tiles.group_m,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        SCALE_ROWS=weight.block[0],
+        SCALE_COLUMNS=weight.block[1],
+        X_GROUP=group,
+        BLOCK_ROWS=tiles.rows,
+        BLOCK_N=tiles.outputs,
+        BLOCK_K=tiles.inputs,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows", "group_m"])
+def _quantized_linear_kernel(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    out,
+    rows,
+    x_stride,
+    group_m,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    X_GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    wait_for_previous()
+    COLUMNS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
+    X_SCALES: tl.constexpr = (INPUTS + X_GROUP - 1) // X_GROUP
+    SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    program = tl.program_id(0)
+    in_group = group_m * COLUMNS
+    first_block = program // in_group * group_m
+    size = min(tl.cdiv(rows, BLOCK_ROWS) - first_block, group_m)
+    row = (first_block + program % in_group % size) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first = program % in_group // size * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    real = row < rows
+    row = row.to(tl.int64)
+    x_at = x + row[:, None] * x_stride + k[None, :]
+    scales_at = weight_scales + tl.minimum(n, OUTPUTS - 1) // SCALE_ROWS * SCALES
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_N), tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        inside = real[:, None]
+        if INPUTS % BLOCK_K:
+            inside &= (start + k < INPUTS)[None, :]
+        a = tl.load(x_at + start, inside, other=0.0)
+        w = weight.load([first, start])
+        if x_scales is None:
+            a, a_scale = quantized(a.to(tl.float32), w.dtype)
+        else:
+            a_scale = tl.load(x_scales + row * X_SCALES + start // X_GROUP, real, other=0.0)
+        part = tl.dot(a, w.T).to(tl.float32)
+        if SCALE_COLUMNS < INPUTS and SCALE_ROWS % BLOCK_N == 0:  # one scale
+            scale = tl.load(weight_scales + first // SCALE_ROWS * SCALES + start // SCALE_COLUMNS)
+            sums += part * (a_scale * scale)[:, None]
+        elif SCALE_COLUMNS < INPUTS:
+            sums += part * a_scale[:, None] * tl.load(scales_at + start // SCALE_COLUMNS)[None, :]
+        else:
+            sums += part * a_scale[:, None]
+    if SCALE_COLUMNS >= INPUTS:
+        sums *= tl.load(scales_at)[None, :]
+    tl.store(
+        out + row[:, None] * OUTPUTS + n[None, :],
+        sums.to(out.dtype.element_ty),
+        real[:, None] & (n < OUTPUTS)[None, :],
+    )
