@@ -230,6 +230,12 @@ class WorkerConfig:
     max_total_tokens: int = _flag(
         0, "KV cache size in tokens; 0: from --mem-fraction-static, or 65536 on a CPU", low=0
     )
+    kv_cache_dtype: str = _flag(
+        "auto",
+        "dtype of the KV cache; auto: that of --dtype; fp8_e4m3 and fp8_e5m2 keep twice the tokens of 16 bits in the same "
+        "memory, with the scales of the checkpoint or else 1; on a GPU fp8_e4m3 needs compute capability 8.9",
+        choices=("auto", "fp8_e4m3", "fp8_e5m2"),
+    )
     page_size: int = _flag(16, "tokens in a page of the KV cache", choices=(1, 16, 32, 64))
     max_running_requests: int = _flag(
         1024, "most requests in one batch", low=1, high=4096, group="scheduling"

@@ -96,6 +96,7 @@ class Ready(Message, frozen=True):
     vocab_size: int
     device: str
     dtype: str
+    kv_cache_dtype: str
     attention_backend: str
 
 

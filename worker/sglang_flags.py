@@ -132,7 +132,6 @@ FLAGS: dict[str, ForeignFlag] = {
     "--ep-size": _refused(_TP, ONE, "1"),
     "--ep": _refused(_TP, ONE, "1"),
     "--enable-dp-attention": _refused(_TP),
-    "--kv-cache-dtype": _refused("the KV cache has the type of --dtype", ONE, "auto"),
     "--torchao-config": _refused("weights are served as the checkpoint has them", ONE, ""),
     "--cpu-offload-gb": _refused("weights stay on the GPU", ONE, "0"),
     "--speculative-algorithm": _refused(_NO_SPECULATION, ONE),

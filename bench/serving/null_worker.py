@@ -94,6 +94,7 @@ def schedule(step_s: float, argv: list[str]) -> None:
             "none",
             "none",
             "none",
+            "none",
         )
     )
     gc.collect()

@@ -245,7 +245,9 @@ def main() -> None:
     with record.open("a") as file:
         file.write(json.dumps(["Start", os.getpid(), directory]) + "\n")
     scheduler = FakeScheduler(inbox, outboxes, record)
-    scheduler.send(Ready(KV_TOKENS, 16, 128, CONTEXT_LENGTH, VOCAB_SIZE, "cpu", "float32", "torch"))
+    scheduler.send(
+        Ready(KV_TOKENS, 16, 128, CONTEXT_LENGTH, VOCAB_SIZE, "cpu", "float32", "float32", "torch")
+    )
     scheduler.run()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
+
 
 @dataclass(frozen=True)
 class PagedCache:
@@ -54,17 +56,29 @@ def random_cache(
     page_table = permutation(num_slots * per_slot).int().view(num_slots, per_slot) + 1
     slots = permutation(num_slots)[: len(lengths)]
     cache = torch.full(
-        (num_slots * per_slot + 1, page_size, width), float("nan"), dtype=dtype, device=device
-    )
+        (num_slots * per_slot + 1, page_size, width), float("nan"), device=device
+    ).to(dtype)
     all_rows = []
     for slot, length in zip(slots.tolist(), lengths, strict=True):
         rows = torch.randn(length, width, generator=generator, device=device).to(dtype)
         at = torch.arange(length, device=device)
-        cache[page_table[slot, at // page_size].long(), at % page_size] = rows
+        page = page_table[slot, at // page_size].long()
+        as_bytes(cache)[page, at % page_size] = as_bytes(rows)
         page_table[slot, -(-length // page_size) :] = 0
         all_rows.append(rows)
     lengths_there = torch.tensor(lengths, dtype=torch.int32, device=device)
     return PagedCache(cache, page_table, slots, lengths_there, all_rows)
+
+
+def dequantized(paged: PagedCache, keys: float, values: float = 1.0, column: int = 0) -> PagedCache:
+    """Returns the requests of an FP8 cache with rows in float64: numbers before `column` times `keys`, if it is not 0,
+    the others times `values`. If it is 0, all are times `keys`."""
+    rows = []
+    for stored in paged.rows:
+        scales = torch.full((stored.shape[1],), values, dtype=torch.float64, device=stored.device)
+        scales[: column or None] = keys
+        rows.append(stored.double() * scales)
+    return replace(paged, rows=rows)
 
 
 def expected_attention(

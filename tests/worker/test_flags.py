@@ -69,7 +69,7 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype fp8_e4m3: the KV cache has"),
+        (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype fp4_e2m1: choose one of"),
         (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm EAGLE: there is no specul"),
         (["--enable-lora"], "--enable-lora: there are no adapters"),
         (["--data-parallel-size", "2"], "launch_server starts several"),

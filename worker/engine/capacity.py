@@ -23,7 +23,7 @@ _SPARE = 3 * _GIB // 4
 def plan_capacity(
     config: WorkerConfig,
     model: ModelConfig,
-    dtype: torch.dtype,
+    kv_cache_dtype: torch.dtype,
     device: torch.device,
     *,
     working_bytes: int = 0,
@@ -31,7 +31,7 @@ def plan_capacity(
     """Sizes the KV cache and the batch. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of
     the memory, and leave at least `working_bytes` for the steps. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
-    token_bytes = bytes_per_token(model.kv_cache_specs(dtype))
+    token_bytes = bytes_per_token(model.kv_cache_specs(kv_cache_dtype))
     tokens = config.max_total_tokens or _CPU_TOKENS
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -46,8 +46,9 @@ def plan_capacity(
         )
     capacity = Capacity(num_pages, config.page_size, config.max_running_requests, context_length)
     logger.info(
-        "KV cache: %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
+        "KV cache: %s, %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
         "%d tokens each",
+        str(kv_cache_dtype).removeprefix("torch."),
         capacity.max_total_tokens,
         capacity.page_size,
         token_bytes,

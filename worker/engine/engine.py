@@ -55,12 +55,15 @@ class Engine:
         device: torch.device,
         dtype: torch.dtype,
         attention: ModelAttention,
+        kv_cache_dtype: torch.dtype | None = None,
     ) -> None:
+        """`kv_cache_dtype`: by default `dtype`."""
         self.model = model
         self.capacity = capacity
         self.device = device
         self.dtype = dtype
-        specs = model.config.kv_cache_specs(dtype)
+        self.kv_cache_dtype = kv_cache_dtype or dtype
+        specs = model.config.kv_cache_specs(self.kv_cache_dtype)
         self.kv_cache = KVCachePool(specs, capacity.num_pages, capacity.page_size, device)
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, model.config.vocab_size, device)

@@ -18,6 +18,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, pro
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
+from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -44,13 +45,15 @@ def load_engine(config: WorkerConfig) -> Engine:
     # Settings are checked before the slow loading of the weights
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
-    check_device(device, model_config, dtype)
+    kv_cache_dtype = choose_kv_cache_dtype(config, dtype)
+    check_device(device, model_config, dtype, kv_cache_dtype)
     attention = choose_attention(
         config.attention_backend,
         model_config,
         device,
         dtype,
         flashinfer_mla=config.enable_flashinfer_mla,
+        kv_cache_dtype=kv_cache_dtype,
     )
     sizes = choose_graph_sizes(config, device, attention)
     model = load_model(
@@ -61,8 +64,15 @@ def load_engine(config: WorkerConfig) -> Engine:
         config=model_config,
     )
     if device.type == "cpu":
-        capacity = plan_capacity(config, model.config, dtype, device)
-        return Engine(model, capacity, device=device, dtype=dtype, attention=attention)
+        capacity = plan_capacity(config, model.config, kv_cache_dtype, device)
+        return Engine(
+            model,
+            capacity,
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            kv_cache_dtype=kv_cache_dtype,
+        )
 
     shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
     working = measure_working_memory(
@@ -73,6 +83,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         device=device,
         dtype=dtype,
         attention=attention,
+        kv_cache_dtype=kv_cache_dtype,
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
@@ -82,8 +93,17 @@ def load_engine(config: WorkerConfig) -> Engine:
         working.step / _GIB,
         working.graphs / _GIB,
     )
-    capacity = plan_capacity(config, model.config, dtype, device, working_bytes=working.total)
-    engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
+    capacity = plan_capacity(
+        config, model.config, kv_cache_dtype, device, working_bytes=working.total
+    )
+    engine = Engine(
+        model,
+        capacity,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     engine.capture_graphs(sizes)
     return engine
 
@@ -152,3 +172,8 @@ def choose_dtype(config: WorkerConfig, model: ModelConfig, device: torch.device)
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
+
+
+def choose_kv_cache_dtype(config: WorkerConfig, dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of --kv-cache-dtype. "auto" is the model's `dtype`."""
+    return FORMATS.get(config.kv_cache_dtype, dtype)

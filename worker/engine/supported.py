@@ -9,20 +9,35 @@ from mla_router.worker.kernels.attention.decode_tiling import MANY_REQUESTS, gqa
 from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK
 from mla_router.worker.kernels.attention.ragged_attention.kernel import tiling as prefill_tiling
 from mla_router.worker.kernels.device import Limits, UnsupportedDevice, check_architecture, limits
+from mla_router.worker.kernels.kv_cache.fp8 import is_fp8
 from mla_router.worker.model.config.attention_spec import (
     GroupedQueryAttentionSpec,
     LatentAttentionSpec,
 )
 from mla_router.worker.model.config.base import ModelConfig
 
+# Compute capability times 10 from which GPUs convert to and from E4M3. E5M2 is the upper half of float16, which all have.
+_CONVERTS_E4M3 = 89
 
-def check_device(device: torch.device, model: ModelConfig, dtype: torch.dtype) -> None:
+
+def check_device(
+    device: torch.device,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    kv_cache_dtype: torch.dtype | None = None,
+) -> None:
     """Raises ConfigError if `device` is a GPU without the architecture or the limits that our kernels need. 32-bit
     models use torch's operations instead."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return
+    found = limits(device)
+    if kv_cache_dtype == torch.float8_e4m3fn and found.architecture < _CONVERTS_E4M3:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8_e4m3 on {torch.cuda.get_device_name(device)}: needs compute capability "
+            f"{_CONVERTS_E4M3 / 10}, not {found.architecture / 10}; use fp8_e5m2 or auto"
+        )
     try:
-        check_limits(limits(device), model)
+        check_limits(found, model, fp8=is_fp8(kv_cache_dtype or dtype))
     except UnsupportedDevice as error:
         name = torch.cuda.get_device_name(device)
         raise ConfigError(
@@ -31,18 +46,19 @@ def check_device(device: torch.device, model: ModelConfig, dtype: torch.dtype) -
         ) from None
 
 
-def check_limits(found: Limits, model: ModelConfig) -> None:
-    """Raises UnsupportedDevice if there is no tiling for the model's attention within the limits."""
+def check_limits(found: Limits, model: ModelConfig, *, fp8: bool = False) -> None:
+    """Raises UnsupportedDevice if there is no tiling for the model's attention within the limits. `fp8`:
+    whether the KV cache is FP8."""
     check_architecture(found)
     for spec in model.attention_specs:
         if isinstance(spec, LatentAttentionSpec):
             width = spec.kv_lora_rank + spec.qk_rope_head_dim
             for requests in (1, 2, MANY_REQUESTS + 1):
-                tiling(spec.num_heads, requests, width=width, on=found)
+                tiling(spec.num_heads, requests, width=width, fp8=fp8, on=found)
         else:
             assert isinstance(spec, GroupedQueryAttentionSpec), f"attention {type(spec)}"
             width, share = spec.head_dim + spec.v_head_dim, spec.num_heads // spec.num_kv_heads
-            gqa_tiling(share, width, head_dim=spec.head_dim, on=found)
+            gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=found)
         prefill_tiling(
             TALL_BLOCK, 2, 1, head_dim=spec.head_dim, v_head_dim=spec.v_head_dim, on=found
         )

@@ -66,6 +66,7 @@ def measure_working_memory(
     device: torch.device,
     dtype: torch.dtype,
     attention: ModelAttention,
+    kv_cache_dtype: torch.dtype | None = None,
 ) -> WorkingMemory:
     """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
@@ -73,7 +74,14 @@ def measure_working_memory(
     plans = profile_plans(small, prefill_tokens, attention.max_keys)
 
     def new_engine() -> Engine:
-        return Engine(model, small, device=device, dtype=dtype, attention=attention)
+        return Engine(
+            model,
+            small,
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            kv_cache_dtype=kv_cache_dtype,
+        )
 
     warmup_compile(new_engine(), plans, graph_sizes)
     _free()

@@ -8,12 +8,13 @@ from torch import Tensor
 from mla_router.worker.kernels.device import limits
 
 
-def on_gpu(x: Tensor) -> bool:
-    """Whether an op on `x` launches its kernel: for 16-bit numbers on a GPU. Other tensors take plain torch
-    operations, which are the definition of the op. So do ops inside torch.compile."""
+def on_gpu(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether an op on `x` launches its kernel: for arithmetic with 16-bit numbers on a GPU. Other tensors take plain
+    torch operations, which are the definition of the op. So do ops inside torch.compile. `dtype`: of the
+    arithmetic, by default that of `x`."""
     return (
         x.is_cuda
-        and x.dtype in (torch.bfloat16, torch.float16)
+        and (dtype or x.dtype) in (torch.bfloat16, torch.float16)
         and not torch.compiler.is_compiling()
     )
 

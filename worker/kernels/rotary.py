@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.kv_cache.fp8 import stored
+
 
 def rotary(q: Tensor, k: Tensor, rotations: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Rotates each pair of every head by the angle of its token.
@@ -63,9 +65,11 @@ def rotate_rows(
     ROWS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    inverse_scale=1.0,
+    LARGEST: tl.constexpr = 0.0,
 ):
     """Rotates rows of R numbers from the pointers `source` [ROWS, 1] to `target`, by the cosine and sine of
-    `rotation_of`."""
+    `rotation_of`. `inverse_scale` and LARGEST: see `kv_cache.fp8.stored`, if `target` is an FP8 cache."""
     pair = tl.arange(0, BLOCK_R // 2)[None, :]
     column = tl.arange(0, BLOCK_R)[None, :]
     pair_mask = row_mask & (pair < R // 2)
@@ -78,8 +82,9 @@ def rotate_rows(
         second = tl.load(source + pair + R // 2, pair_mask, other=0.0)
         dtype = first.dtype
     a, b = first.to(tl.float32), second.to(tl.float32)
-    real = (a * cos - b * sin).to(dtype).to(target.dtype.element_ty)
-    imaginary = (a * sin + b * cos).to(dtype).to(target.dtype.element_ty)
+    kept: tl.constexpr = target.dtype.element_ty
+    real = stored((a * cos - b * sin).to(dtype), kept, inverse_scale, LARGEST)
+    imaginary = stored((a * sin + b * cos).to(dtype), kept, inverse_scale, LARGEST)
     # Source and target may be the same memory, and idle threads load what others store: all loads come first.
     tl.debug_barrier()
     if INTERLEAVED:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.layers import Embedding, FeedForward, RMSNorm
@@ -74,6 +75,11 @@ class AttentionLayer(nn.Module):
     """
 
     qkv_proj: Linear
+    kv_scales = UNSCALED  # of an FP8 KV cache, from the checkpoint if it has them (`quantization/kv_scales.py`)
+
+    def scales_of(self, cache: Tensor) -> KVScales:
+        """Returns the scales of the rows of `cache`: only an FP8 cache has other scales than 1."""
+        return self.kv_scales if is_fp8(cache.dtype) else UNSCALED
 
 
 class DecoderLayer(nn.Module):

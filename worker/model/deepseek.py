@@ -133,6 +133,7 @@ class LatentAttention(AttentionLayer):
             batch.out_cache_loc,
             interleaved=self.interleaved,
             in_place=True,
+            kv_scale=self.scales_of(cache).keys,
         )
 
     def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
@@ -148,7 +149,13 @@ class LatentAttention(AttentionLayer):
     ) -> None:
         """Multi-head attention over keys and values of all heads, which are computed from the latents."""
         batch.attention[self.attention_index].mla_prefill(
-            q, kv, cache, self.keys_and_values, out, kv_lora_rank=self.kv_lora_rank
+            q,
+            kv,
+            cache,
+            self.keys_and_values,
+            out,
+            kv_lora_rank=self.kv_lora_rank,
+            scales=self.scales_of(cache),
         )
 
     def keys_and_values(self, latent: Tensor) -> Tensor:
@@ -172,7 +179,9 @@ class LatentAttention(AttentionLayer):
         out: Tensor,
     ) -> None:
         q_pe = q[..., self.qk_nope_head_dim :]
-        latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
+        latent = batch.attention[self.attention_index].mla_decode(
+            q_latent, q_pe, cache, scales=self.scales_of(cache)
+        )
         expand_values(latent, w_uv, out)
 
     def up_projections(self) -> tuple[Weight, Weight]:
@@ -205,6 +214,7 @@ class LatentAttention(AttentionLayer):
             w_uk,
             interleaved=self.interleaved,
             settled=True,
+            kv_scale=self.scales_of(cache).keys,
         )
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
@@ -228,16 +238,21 @@ class NonAbsorbedAttention(LatentAttention):
             cache,
             batch.out_cache_loc,
             interleaved=self.interleaved,
+            scales=self.scales_of(cache),
         )
 
     def prefill(
         self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
     ) -> None:
         del kv
-        batch.attention[self.attention_index].gqa_prefill(q, cache, out)
+        batch.attention[self.attention_index].gqa_prefill(
+            q, cache, out, scales=self.scales_of(cache)
+        )
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        batch.attention[self.attention_index].gqa_decode(q, cache, out)
+        batch.attention[self.attention_index].gqa_decode(
+            q, cache, out, scales=self.scales_of(cache)
+        )
 
     def write_and_decode(
         self,

@@ -11,6 +11,7 @@ import logging
 import torch
 from torch import nn
 
+from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.layers import Embedding, RMSNorm
 from mla_router.worker.model.linear import Linear
 
@@ -31,7 +32,7 @@ def fill_dummy(model: nn.Module) -> None:
                 module.bias.zero_()
             continue
         for parameter in module.parameters(recurse=False):
-            if isinstance(module, RMSNorm):
+            if isinstance(module, (RMSNorm, AttentionLayer)):  # a layer's scales of its KV cache
                 parameter.fill_(1.0)
             elif parameter.ndim == 1:
                 parameter.zero_()

@@ -70,6 +70,7 @@ class GroupedQueryAttention(AttentionLayer):
             cache,
             batch.out_cache_loc,
             interleaved=self.interleaved,
+            scales=self.scales_of(cache),
         )
         out = q.new_empty(q.shape)
         batch.attend(self.attend, (q,), cache, out)
@@ -79,7 +80,8 @@ class GroupedQueryAttention(AttentionLayer):
     def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
         (q,) = rows
         attention, decodes = batch.attention[self.attention_index], batch.num_decodes
+        scales = self.scales_of(cache)
         if decodes:
-            attention.gqa_decode(q[:decodes], cache, out[:decodes])
+            attention.gqa_decode(q[:decodes], cache, out[:decodes], scales=scales)
         if decodes < len(q):
-            attention.gqa_prefill(q[decodes:], cache, out[decodes:])
+            attention.gqa_prefill(q[decodes:], cache, out[decodes:], scales=scales)

@@ -20,6 +20,7 @@ from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
+from mla_router.worker.model.quantization.kv_scales import read_kv_scales
 from mla_router.worker.model.registry import build_model
 from mla_router.worker.model.weights import is_unused, is_unused_by_mtp, load_weights
 
@@ -93,6 +94,7 @@ def _load(
     else:
         load_weights(built, folder, unused)
     after_load(built, dtype)
+    read_kv_scales(built)
     return built.eval()
 
 

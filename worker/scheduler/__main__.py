@@ -90,6 +90,7 @@ def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
             vocab_size=vocab_size,
             device=str(engine.device),
             dtype=str(engine.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(engine.kv_cache_dtype).removeprefix("torch."),
             attention_backend=engine.attention.name,
         )
     )

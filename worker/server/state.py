@@ -26,8 +26,14 @@ DEFAULT_MODEL = "default"  # SGLang's clients use it for the only model
 
 
 def fingerprint_of(config: WorkerConfig, limits: Ready) -> str:
-    """Returns OpenAI's system_fingerprint: equal for the same model, device, dtype and attention backend."""
-    parts = (config.model_name, limits.device, limits.dtype, limits.attention_backend)
+    """Returns OpenAI's system_fingerprint: equal for the same model, device, dtypes and attention backend."""
+    parts = (
+        config.model_name,
+        limits.device,
+        limits.dtype,
+        limits.kv_cache_dtype,
+        limits.attention_backend,
+    )
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 

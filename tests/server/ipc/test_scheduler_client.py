@@ -30,7 +30,7 @@ from mla_router.worker.server.ipc.mailbox import Mailbox
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 
-READY = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "torch")
+READY = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "float32", "torch")
 
 
 class Peer:

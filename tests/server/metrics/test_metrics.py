@@ -44,7 +44,7 @@ STATS = Stats(
     generated_tokens=50,
     retracted=6,
 )
-READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "torch")
+READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "float32", "torch")
 
 
 def families(text: bytes) -> Iterator[Metric]:

@@ -42,7 +42,7 @@ def check(
 
 
 def limits(context: int, total: int) -> Ready:
-    return Ready(total, 16, 8, context, VOCAB, "cpu", "float32", "torch")
+    return Ready(total, 16, 8, context, VOCAB, "cpu", "float32", "float32", "torch")
 
 
 @pytest.mark.parametrize(

@@ -32,18 +32,29 @@ class Candidate(NamedTuple):
     backend: type[TorchBackend | TritonBackend | FlashInferBackend]
     flashinfer_mla: bool = False
 
-    def obstacle(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    def obstacle(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype,
+    ) -> str | None:
         """Returns the flag and the reason for which this candidate cannot serve `spec`; None if it can."""
-        if self.flashinfer_mla and (reason := FlashInferMlaBackend.supports(spec, device, dtype)):
+        asked = spec, device, dtype, kv_cache_dtype
+        if self.flashinfer_mla and (reason := FlashInferMlaBackend.supports(*asked)):
             return f"{FLASHINFER_MLA}: {reason}"
-        if reason := self.backend.supports(spec, device, dtype):
+        if reason := self.backend.supports(*asked):
             return f"--attention-backend {self.backend.name}: {reason}"
         return None
 
     def build(
-        self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype,
     ) -> AttentionBackend:
-        backend = self.backend(spec, device, dtype)
+        backend = self.backend(spec, device, dtype, kv_cache_dtype)
         return (
             FlashInferMlaBackend(backend, spec, device, dtype) if self.flashinfer_mla else backend
         )
@@ -56,13 +67,16 @@ def choose_attention(
     dtype: torch.dtype,
     *,
     flashinfer_mla: bool = False,
+    kv_cache_dtype: torch.dtype | None = None,
 ) -> ModelAttention:
-    """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla. Raises
-    ConfigError if these backends cannot serve the model."""
+    """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
+    `kv_cache_dtype`: by default `dtype`. Raises ConfigError if these backends cannot serve the model."""
     backends = []
     for spec in model.attention_specs:
         candidates = _candidates(wanted, spec, flashinfer_mla)
-        backends.append(_first_that_serves(candidates, spec, device, dtype))
+        backends.append(
+            _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
+        )
     attention = ModelAttention(backends)
     logger.info("Attention backend: %s", attention.name)
     return attention
@@ -82,14 +96,18 @@ def _candidates(wanted: str, spec: AttentionSpec, flashinfer_mla: bool) -> list[
 
 
 def _first_that_serves(
-    candidates: Sequence[Candidate], spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+    candidates: Sequence[Candidate],
+    spec: AttentionSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_cache_dtype: torch.dtype,
 ) -> AttentionBackend:
     obstacles: list[str] = []
     for candidate in candidates:
-        obstacle = candidate.obstacle(spec, device, dtype)
+        obstacle = candidate.obstacle(spec, device, dtype, kv_cache_dtype)
         if obstacle is None:
             for passed_over in obstacles:
                 logger.info("Not used for attention: %s", passed_over)
-            return candidate.build(spec, device, dtype)
+            return candidate.build(spec, device, dtype, kv_cache_dtype)
         obstacles.append(obstacle)
     raise ConfigError("; ".join(dict.fromkeys(obstacles)))

@@ -36,16 +36,30 @@ class FlashInferBackend(AttentionBackend):
     supports_decode_graph = True
     plans_prefill_on_host = True
 
-    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> None:
         """Loads the kernel, or compiles it at its first use on this machine. `spec` must be supported."""
-        self.ours = TritonBackend(spec, device, dtype)  # for all attention but prefill
+        self.ours = TritonBackend(
+            spec, device, dtype, kv_cache_dtype
+        )  # for all attention but prefill
         self._wrappers = RaggedWrappers(spec.num_heads, dtype, device)
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
 
     @classmethod
-    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        if reason := TritonBackend.supports(spec, device, dtype):
+    def supports(
+        cls,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> str | None:
+        if reason := TritonBackend.supports(spec, device, dtype, kv_cache_dtype):
             return reason
         if not isinstance(spec, LatentAttentionSpec):
             return "needs a KV cache of latents"

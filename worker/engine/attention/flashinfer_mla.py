@@ -18,8 +18,13 @@ from mla_router.worker.engine.attention.flashinfer_package import (
     package_reason,
 )
 from mla_router.worker.engine.attention.layout import AtLocations, AttentionBackend, StepLayout
-from mla_router.worker.engine.attention.supports import full_attention_reason, gpu_reason
+from mla_router.worker.engine.attention.supports import (
+    full_attention_reason,
+    gpu_reason,
+    same_dtype_reason,
+)
 from mla_router.worker.engine.attention.torch import TorchAttention
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
@@ -47,8 +52,15 @@ class FlashInferMlaBackend(AttentionBackend):
             self._decode.plan(torch.zeros(1, 1, dtype=torch.int32, device=device), 1, (0,), (1,))
 
     @classmethod
-    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        if reason := gpu_reason(device, dtype) or full_attention_reason(spec):
+    def supports(
+        cls,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> str | None:
+        reason = gpu_reason(device, dtype) or full_attention_reason(spec)
+        if reason := reason or same_dtype_reason(dtype, kv_cache_dtype or dtype):
             return reason
         if not isinstance(spec, LatentAttentionSpec):
             return "needs a KV cache of latents"
@@ -161,7 +173,10 @@ class FlashInferMlaAttention(TorchAttention):
         self._prefill = prefill
         self._decode = decode
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
+    def mla_decode(
+        self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
+    ) -> Tensor:
+        del scales  # the cache is not FP8
         return self._decode.run(q_latent, q_pe, cache)
 
     def mla_prefill(
@@ -173,5 +188,8 @@ class FlashInferMlaAttention(TorchAttention):
         out: Tensor,
         *,
         kv_lora_rank: int,
+        scales: KVScales = UNSCALED,
     ) -> None:
-        self._prefill.mla_prefill(q, own, cache, expand, out, kv_lora_rank=kv_lora_rank)
+        self._prefill.mla_prefill(
+            q, own, cache, expand, out, kv_lora_rank=kv_lora_rank, scales=scales
+        )

@@ -50,9 +50,15 @@ class AttentionBackend(Protocol):
     def name(self) -> str: ...
 
     @classmethod
-    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Returns the reason for which it cannot serve `spec` on `device` in `dtype`, as words after the name of a flag;
-        None if it can."""
+    def supports(
+        cls,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> str | None:
+        """Returns the reason for which it cannot serve `spec` on `device` in `dtype` with a KV cache of
+        `kv_cache_dtype`, by default of `dtype`, as words after the name of a flag; None if it can."""
         ...
 
     @property

@@ -23,3 +23,11 @@ def gpu_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"needs a dtype of 16 bits, not {dtype}"
     return None
+
+
+def same_dtype_reason(dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> str | None:
+    """Returns the reason of kernels without FP8 caches, or None."""
+    if kv_cache_dtype == dtype:
+        return None
+    name = str(kv_cache_dtype).removeprefix("torch.")
+    return f"needs a KV cache of the model's dtype, not {name} (--kv-cache-dtype)"

@@ -12,6 +12,7 @@ from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, from_cache
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.read import kv_read
 from mla_router.worker.model.config.attention_spec import AttentionSpec
@@ -23,13 +24,25 @@ class TorchBackend(AttentionBackend):
     plans_prefill_on_host = True
     max_keys = 1 << 17  # no limit: only the profile run uses this number
 
-    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
-        del device, dtype
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        del device, dtype, kv_cache_dtype
         self._scale = spec.scale
 
     @classmethod
-    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        del device, dtype
+    def supports(
+        cls,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> str | None:
+        del device, dtype, kv_cache_dtype
         return full_attention_reason(spec)
 
     def plan(self, layout: StepLayout) -> TorchAttention:
@@ -43,7 +56,9 @@ class TorchAttention:
         self.layout = layout
         self._scale = scale
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
+    def mla_decode(
+        self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
+    ) -> Tensor:
         layout = self.layout
         return mla_decode_torch(
             q_latent,
@@ -54,6 +69,7 @@ class TorchAttention:
             layout.decode_lengths,
             max_length=layout.max_decode_length,
             scale=self._scale,
+            kv_scale=scales.keys,
         )
 
     def mla_prefill(
@@ -65,14 +81,17 @@ class TorchAttention:
         out: Tensor,
         *,
         kv_lora_rank: int,
+        scales: KVScales = UNSCALED,
     ) -> None:
         del own
-        rows = self._rows(cache).to(q.dtype)
+        rows = from_cache(self._rows(cache), q.dtype, scales.keys)
         latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
         k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)
         ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=self._scale, out=out)
 
-    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def gqa_decode(
+        self, q: Tensor, cache: Tensor, out: Tensor, *, scales: KVScales = UNSCALED
+    ) -> None:
         layout = self.layout
         gqa_decode_torch(
             q,
@@ -83,10 +102,14 @@ class TorchAttention:
             out,
             max_length=layout.max_decode_length,
             scale=self._scale,
+            scales=scales,
         )
 
-    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        k, v = keys_and_values(self._rows(cache).to(q.dtype), q.shape[-1], out.shape[-1])
+    def gqa_prefill(
+        self, q: Tensor, cache: Tensor, out: Tensor, *, scales: KVScales = UNSCALED
+    ) -> None:
+        k, v = keys_and_values(self._rows(cache), q.shape[-1], out.shape[-1])
+        k, v = from_cache(k, q.dtype, scales.keys), from_cache(v, q.dtype, scales.values)
         ragged_attention_torch(q, k, v, None, self._extents(), scale=self._scale, out=out)
 
     def _rows(self, cache: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     shared_prefixes,
 )
 from mla_router.worker.kernels.device import limits
-from mla_router.worker.kernels.kv_cache.gather import kv_gather
-from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
+from mla_router.worker.kernels.kv_cache.gather import kv_gather, kv_take
+from mla_router.worker.kernels.kv_cache.gqa_rows import columns_of_keys, keys_and_values
 from mla_router.worker.model.config.attention_spec import (
     AttentionSpec,
     GroupedQueryAttentionSpec,
@@ -64,18 +65,32 @@ class TritonBackend(AttentionBackend):
     plans_prefill_on_host = False
     max_keys = MAX_EXPANDED
 
-    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
-        del dtype
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> None:
         self.max_keys = MAX_EXPANDED // spec.prefill_kv_dim
         self._num_heads = spec.num_heads
         self._scale = spec.scale
-        self._tiles, self._group_tiles = _decode_tiles(spec, device)
+        self._tiles, self._group_tiles = _decode_tiles(
+            spec, device, fp8=is_fp8(kv_cache_dtype or dtype)
+        )
         self._device = device
         self._upload = Upload(device)
 
     @classmethod
-    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        return gpu_reason(device, dtype) or full_attention_reason(spec) or _widths_reason(spec)
+    def supports(
+        cls,
+        spec: AttentionSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype | None = None,
+    ) -> str | None:
+        widths_reason = _widths_reason(spec, fp8=is_fp8(kv_cache_dtype or dtype))
+        return gpu_reason(device, dtype) or full_attention_reason(spec) or widths_reason
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
         """Returns the attention of a step. `attend`: the prefill kernel."""
@@ -114,36 +129,42 @@ class TritonBackend(AttentionBackend):
         return lambda locations: PrefillGraphAttention(layout, self._scale, passes, locations)
 
 
-def _decode_tiles(spec: AttentionSpec, device: torch.device) -> tuple[Tiles, Tiles | None]:
+def _decode_tiles(
+    spec: AttentionSpec, device: torch.device, *, fp8: bool
+) -> tuple[Tiles, Tiles | None]:
     """Returns the tiles of decode rows, and those of shared prefixes; None if these are not batched."""
     heads = spec.num_heads
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
         width = spec.head_dim + spec.v_head_dim
-        chosen = gqa_tiling(share, width, head_dim=spec.head_dim, on=limits(device))
+        chosen = gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device))
         parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
         return lambda _: (chosen, parts), None
 
     def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
-        chosen = tiling(heads, requests, queries, on=limits(device))
+        chosen = tiling(heads, requests, queries, fp8=fp8, on=limits(device))
         return chosen, num_parts(chosen, heads, queries, device)
 
     return tiles, partial(tiles, queries=GROUP) if heads <= MOST_HEADS else None
 
 
-def _widths_reason(spec: AttentionSpec) -> str | None:
+def _widths_reason(spec: AttentionSpec, *, fp8: bool) -> str | None:
+    least = 32 if fp8 else 16
     match spec:
         case LatentAttentionSpec():
             for name, width in (
                 ("kv_lora_rank", spec.kv_lora_rank),
                 ("qk_rope_head_dim", spec.qk_rope_head_dim),
             ):
-                if width < 16 or width & (width - 1):
-                    return f"needs a power of two from 16 on for {name}, not {width}"
+                if width < least or width & (width - 1):
+                    return f"needs a power of two from {least} on for {name}, not {width}"
         case GroupedQueryAttentionSpec():
             width = max(spec.head_dim, spec.v_head_dim)
             if width > _MAX_HEAD_WIDTH:
                 return f"needs heads at most {_MAX_HEAD_WIDTH} wide, not {width}"
+            widths = spec.head_dim, spec.v_head_dim
+            if fp8 and any(width % 2 for width in widths):
+                return f"needs even head_dim and v_head_dim for an FP8 KV cache, not {widths}"
     return None
 
 
@@ -166,7 +187,9 @@ class TritonAttention:
         self.prefixes = prefixes
         self._attend = attend
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
+    def mla_decode(
+        self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
+    ) -> Tensor:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         return mla_decode(
@@ -180,6 +203,7 @@ class TritonAttention:
             scale=self._scale,
             settled=True,
             prefixes=self.prefixes,
+            kv_scale=scales.keys,
         )
 
     def mla_prefill(
@@ -191,14 +215,18 @@ class TritonAttention:
         out: Tensor,
         *,
         kv_lora_rank: int,
+        scales: KVScales = UNSCALED,
     ) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
-            latent, k_pe = self._latents(own, cache, over).tensor_split([kv_lora_rank], dim=-1)
+            rows = self._latents(own, cache, over, scales)
+            latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
             return self._attend(q, expand(latent), k_pe, over, self._scale, into)
 
         self._in_passes(attend, out)
 
-    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def gqa_decode(
+        self, q: Tensor, cache: Tensor, out: Tensor, *, scales: KVScales = UNSCALED
+    ) -> None:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         gqa_decode(
@@ -210,11 +238,17 @@ class TritonAttention:
             self.schedule,
             out,
             scale=self._scale,
+            scales=scales,
         )
 
-    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def gqa_prefill(
+        self, q: Tensor, cache: Tensor, out: Tensor, *, scales: KVScales = UNSCALED
+    ) -> None:
+        value_column = columns_of_keys(cache.shape[-1], q.shape[-1], out.shape[-1])
+
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
-            k, v = keys_and_values(self._rows(cache, over), q.shape[-1], out.shape[-1])
+            rows = self._rows(cache, over, q.dtype, scales, value_column)
+            k, v = keys_and_values(rows, q.shape[-1], out.shape[-1])
             return ragged_attention(q, k, v, None, over.work, scale=self._scale, out=into)
 
         self._in_passes(attend, out)
@@ -229,13 +263,14 @@ class TritonAttention:
         for over in others:
             merge_states(out, lse, *attend(over, None))
 
-    def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:
-        """Returns the latents of the keys of a pass. `own`: those of the step's rows."""
-        del own
-        return self._rows(cache, over)
+    def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:
+        """Returns the latents of the keys of a pass, in the dtype of `own`: those of the step's rows."""
+        return self._rows(cache, over, own.dtype, KVScales(scales.keys, scales.keys), 0)
 
-    def _rows(self, cache: Tensor, over: Pass) -> Tensor:
-        """Returns the KV cache rows of the keys of a pass."""
+    def _rows(
+        self, cache: Tensor, over: Pass, dtype: torch.dtype, scales: KVScales, value_column: int
+    ) -> Tensor:
+        """Returns the KV cache rows of the keys of a pass, in `dtype`."""
         work = over.work
         return kv_gather(
             cache,
@@ -244,6 +279,9 @@ class TritonAttention:
             over.first_rows,
             work.key_starts,
             work.num_keys,
+            dtype=dtype,
+            scales=scales,
+            value_column=value_column,
         )
 
 
@@ -256,13 +294,17 @@ class PrefillGraphAttention(TritonAttention):
         super().__init__(layout, scale, None, passes)
         self._locations = locations
 
-    def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:
-        del cache
+    def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:
+        del cache, scales  # `own` has the numbers that the cache has (`rope_kv_write`, in_place)
         assert over.work.num_keys == len(own), f"{over.work.num_keys} keys, {len(own)} rows"
         return own
 
-    def _rows(self, cache: Tensor, over: Pass) -> Tensor:
+    def _rows(
+        self, cache: Tensor, over: Pass, dtype: torch.dtype, scales: KVScales, value_column: int
+    ) -> Tensor:
         assert over.work.num_keys == len(self._locations), (
             f"{over.work.num_keys} keys, {len(self._locations)} locations"
         )
-        return cache.flatten(0, 1).index_select(0, self._locations)
+        return kv_take(
+            cache, self._locations, dtype=dtype, scales=scales, value_column=value_column
+        )

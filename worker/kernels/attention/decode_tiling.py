@@ -20,11 +20,13 @@ class Tiling:
     pieces: int = 1  # of a latent (MLA), each with its own sum of scores
     min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
 
-    def shared_bytes(self, query_width: int, row_width: int) -> int:
-        """Returns an upper bound of a program's shared memory, for queries and cached rows of so many 16-bit numbers:
-        blocks of all stages but one, queries, and weights."""
-        blocks = (self.num_stages - 1) * self.block_tokens * row_width
-        return 2 * (blocks + self.block_rows * (query_width + self.block_tokens))
+    def shared_bytes(self, query_width: int, row_width: int, *, fp8: bool = False) -> int:
+        """Returns an upper bound of a program's shared memory, for queries and cached rows of so many numbers: blocks of
+        all stages but one, queries, and weights. Products of 64 rows take FP8 blocks from shared memory as float16."""
+        block = self.block_tokens * row_width
+        blocks = (self.num_stages - 1) * block * (1 if fp8 else 2)
+        converted = 2 * block if fp8 and self.block_rows >= 64 else 0
+        return blocks + converted + 2 * self.block_rows * (query_width + self.block_tokens)
 
 
 # Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
@@ -32,19 +34,33 @@ MANY_REQUESTS = 240
 
 
 def tiling(
-    num_heads: int, requests: int, queries: int = 1, *, width: int = 576, on: Limits
+    num_heads: int,
+    requests: int,
+    queries: int = 1,
+    *,
+    width: int = 576,
+    fp8: bool = False,
+    on: Limits,
 ) -> Tiling:
     """Returns the tiling of MLA decode, for `queries` new tokens of each of so many requests, whose cached rows have
-    `width` numbers. Raises UnsupportedDevice.
+    `width` numbers, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
     On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
     (docs/design/kernels.md). The tiles of 32 and 64 rows are the fastest for 2 and 4 new tokens.
     """
-    candidates = _mla_candidates(num_heads * queries, requests, on)
-    return _legal("MLA decode attention", candidates, lambda t: t.shared_bytes(width, width), on)
+    candidates = _mla_candidates(num_heads * queries, requests, on, fp8=fp8)
+
+    def needed(tiles: Tiling) -> int:
+        return tiles.shared_bytes(width, width, fp8=fp8)
+
+    return _legal("MLA decode attention", candidates, needed, on)
 
 
-def _mla_candidates(rows: int, requests: int, on: Limits) -> list[Tiling]:
+def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[Tiling]:
+    if rows <= 16 and fp8:
+        # Rows take half the memory, so two programs have large blocks: one converts while the other loads
+        pair = Tiling(16, 64, 4, num_stages=3, programs_per_sm=2, pieces=4)
+        return [pair, replace(pair, block_tokens=32)]
     narrow = Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=8, min_blocks=2)
     if rows <= 16 and requests == 1:
         return [replace(narrow, pieces=4, min_blocks=1)]
@@ -55,7 +71,7 @@ def _mla_candidates(rows: int, requests: int, on: Limits) -> list[Tiling]:
         return [narrow]
     low = Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
     lowest = replace(low, block_tokens=32)
-    if rows <= 32 or on.has_tensor_memory:
+    if rows <= 32 or on.has_tensor_memory or fp8:  # tiles of 64 rows of FP8 spill registers
         return [low, lowest]
     return [replace(low, block_rows=64), low, lowest]
 
@@ -69,9 +85,12 @@ def _legal(
     return replace(chosen, programs_per_sm=programs)
 
 
-def gqa_tiling(share: int, width: int, *, head_dim: int | None = None, on: Limits) -> Tiling:
+def gqa_tiling(
+    share: int, width: int, *, head_dim: int | None = None, fp8: bool = False, on: Limits
+) -> Tiling:
     """Returns the tiling of grouped-query decode, for `share` query heads to each KV head. `width` is the size of a
-    token's key and value together, `head_dim` the size of the key, by default half of it. Raises UnsupportedDevice.
+    token's key and value together, in FP8 or in 16 bits, `head_dim` the size of the key, by default half of it. Raises
+    UnsupportedDevice.
 
     The tiles are not measured: they have as many loads under way as registers and shared memory allow.
     """
@@ -83,7 +102,11 @@ def gqa_tiling(share: int, width: int, *, head_dim: int | None = None, on: Limit
         programs = 2 if rows == 32 else 1
     first = Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
     candidates = [first, replace(first, num_stages=2)]
-    return _legal("decode attention", candidates, lambda t: t.shared_bytes(head_dim, width), on)
+
+    def needed(tiles: Tiling) -> int:
+        return tiles.shared_bytes(head_dim, width, fp8=fp8)
+
+    return _legal("decode attention", candidates, needed, on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,12 @@ import triton
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.gqa_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
+from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
@@ -34,6 +37,7 @@ def gqa_decode(
     out: Tensor,
     *,
     scale: float,
+    scales: KVScales = UNSCALED,
 ) -> None:
     """Writes softmax(q . keys * scale) . values for each query head over its request's cached tokens to `out`.
 
@@ -41,15 +45,26 @@ def gqa_decode(
     cache [pages, page_size, G * (W + V)], rows of `gqa_rows.py`, with H a multiple of G: query heads
     [i * H / G, (i + 1) * H / G) share KV head i; page_table [all slots, P] int32; slots [B] int64: each request's
     line in page_table; lengths [B] int32: tokens to attend to, at least 1 and at most schedule.max_length; schedule:
-    of these lengths.
+    of these lengths. `scales`: of an FP8 cache (`kv_cache/fp8.py`).
 
     Scores, weights and sums are float32. On a GPU the weights are rounded to the dtype before the product with values.
     """
     if on_gpu(q):
-        gqa_decode_triton(q, cache, page_table, slots, lengths, schedule, out, scale=scale)
+        gqa_decode_triton(
+            q, cache, page_table, slots, lengths, schedule, out, scale=scale, scales=scales
+        )
     else:
-        most = schedule.max_length
-        gqa_decode_torch(q, cache, page_table, slots, lengths, out, max_length=most, scale=scale)
+        gqa_decode_torch(
+            q,
+            cache,
+            page_table,
+            slots,
+            lengths,
+            out,
+            max_length=schedule.max_length,
+            scale=scale,
+            scales=scales,
+        )
 
 
 def gqa_decode_triton(
@@ -62,14 +77,19 @@ def gqa_decode_triton(
     out: Tensor,
     *,
     scale: float,
+    scales: KVScales = UNSCALED,
 ) -> None:
     kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
     batch, heads, head_dim = q.shape
+    fp8 = exponent_bits(cache.dtype)
+    pair, v_head_dim = 2 if fp8 else 1, out.shape[-1]
+    assert head_dim % pair == v_head_dim % pair == 0, f"heads {head_dim} and {v_head_dim} wide"
     assert (
         q.stride(-1) == page_table.stride(-1) == 1
         and cache.is_contiguous()
         and out.is_contiguous()
-        and q.dtype == cache.dtype == out.dtype
+        and q.dtype == out.dtype
+        and (fp8 or (cache.dtype == q.dtype and scales == UNSCALED))
     ), (
         f"q {q.stride()} {q.dtype}, page table {page_table.stride()}, cache {cache.stride()} "
         f"{cache.dtype}, out {out.stride()} {out.dtype}"
@@ -77,15 +97,16 @@ def gqa_decode_triton(
     assert schedule.block_starts.shape == (batch + 1,), (
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
-    tiling, v_head_dim = schedule.tiling, out.shape[-1]
+    tiling = schedule.tiling
     row_blocks = triton.cdiv(heads // kv_heads, tiling.block_rows)
     # Triton multiplies powers of two from 16 on: the largest that fits, then the rest
-    own = max(16, 1 << (head_dim.bit_length() - 1))
-    rest = max(16, triton.next_power_of_2(head_dim - own)) if head_dim > own else 0
+    elements = head_dim // pair
+    own = max(16, 1 << (elements.bit_length() - 1))
+    rest = max(16, triton.next_power_of_2(elements - own)) if elements > own else 0
     partial_out, partial_lse = partial_results(schedule, out, heads)
     attend_kernel[(schedule.num_parts * kv_heads * row_blocks,)](
         q,
-        cache,
+        as_words(cache),
         page_table,
         slots,
         lengths,
@@ -95,7 +116,8 @@ def gqa_decode_triton(
         out,
         partial_out,
         partial_lse,
-        scale * math.log2(math.e),
+        scale * math.log2(math.e) * scales.keys,
+        scales.values,
         batch,
         q.stride(0),
         q.stride(1),
@@ -106,11 +128,12 @@ def gqa_decode_triton(
         V=v_head_dim,
         BLOCK_W=own,
         BLOCK_REST=rest,
-        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim)),
+        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim // pair)),
         PAGE_SIZE=cache.shape[1],
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_TOKENS=tiling.block_tokens,
         STAGES=tiling.num_stages,
+        FP8=fp8,
         num_warps=tiling.num_warps,
         **launch_options(),
     )
@@ -127,6 +150,7 @@ def gqa_decode_torch(
     *,
     max_length: int,
     scale: float,
+    scales: KVScales = UNSCALED,
 ) -> None:
     """`max_length` is at least the longest length."""
     kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
@@ -134,9 +158,15 @@ def gqa_decode_torch(
     locations, beyond = paged_rows(
         page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )
-    rows = cache.flatten(0, 1).index_select(0, locations.flatten()).view(batch, max_length, -1)
+    rows = kv_take(
+        cache,
+        locations.flatten(),
+        dtype=torch.float32,
+        scales=scales,
+        value_column=kv_heads * head_dim,
+    ).view(batch, max_length, -1)
     keys, values = (  # [B, G, max_length, W or V]
-        part.transpose(1, 2).float() for part in keys_and_values(rows, head_dim, out.shape[-1])
+        part.transpose(1, 2) for part in keys_and_values(rows, head_dim, out.shape[-1])
     )
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
     scores = torch.matmul(grouped, keys.transpose(-1, -2)) * scale

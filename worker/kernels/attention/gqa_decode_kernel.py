@@ -1,5 +1,9 @@
 """The Triton kernel of `gqa_decode`: a program attends to the cached rows of one part for the query heads of one KV
-head."""
+head.
+
+An FP8 cache (FP8 > 0, see `exponent_bits`) is read in words of PAIR = 2 numbers. So keys and values have two tiles, the
+even and the odd columns (`fp8_numbers.py`), and their products are float16.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
     part_of,
     piece_at,
 )
+from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 
@@ -29,6 +34,7 @@ def attend_kernel(
     partial_out,
     partial_lse,
     scale_log2,
+    value_scale,
     num_requests,
     q_stride_t,
     q_stride_h,
@@ -44,8 +50,11 @@ def attend_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
+    FP8: tl.constexpr,
 ):
+    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache."""
     wait_for_previous()
+    PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS
     ROW_BLOCKS: tl.constexpr = (SHARE + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Neighbouring programs share a part: their keys and values of a token are side by side
@@ -54,9 +63,9 @@ def attend_kernel(
     row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = (row < SHARE)[:, None]
     heads = (kv_head * SHARE + row)[:, None]
-    columns = tl.arange(0, BLOCK_V)[None, :]
-    keys = cache + kv_head * W
-    values = cache + KV_HEADS * W + kv_head * V
+    columns = tl.arange(0, BLOCK_V * PAIR)[None, :]
+    keys = cache + kv_head * (W // PAIR)
+    values = cache + KV_HEADS * W // PAIR + kv_head * (V // PAIR)
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
@@ -75,10 +84,11 @@ def attend_kernel(
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
         # A head_dim that is no power of two is multiplied in two parts
-        q_own = _load(queries, is_row, W, BLOCK_W)
+        q_own = _load_queries(queries, is_row, W, BLOCK_W, FP8)
         q_rest = q_own
         if BLOCK_REST:
-            q_rest = _load(queries + BLOCK_W, is_row, W - BLOCK_W, BLOCK_REST)
+            DONE: tl.constexpr = BLOCK_W * PAIR
+            q_rest = _load_queries(queries + DONE, is_row, W - DONE, BLOCK_REST, FP8)
         acc, maximum, total_weight = _attend(
             q_own,
             q_rest,
@@ -90,9 +100,9 @@ def attend_kernel(
             last,
             length,
             scale_log2,
-            KV_HEADS * (W + V),
-            W,
-            V,
+            KV_HEADS * (W + V) // PAIR,
+            W // PAIR,
+            V // PAIR,
             BLOCK_W,
             BLOCK_REST,
             BLOCK_V,
@@ -100,8 +110,12 @@ def attend_kernel(
             BLOCK_ROWS,
             BLOCK_TOKENS,
             STAGES,
+            FP8,
         )
-        result = acc / total_weight[:, None]
+        sums = acc[0]
+        if FP8:
+            sums = tl.interleave(acc[0], acc[1]) * value_scale
+        result = sums / total_weight[:, None]
         in_place = is_row & (columns < V)
         if is_whole:
             at = (request.to(tl.int64) * HEADS + heads) * V + columns
@@ -137,14 +151,18 @@ def _attend(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
+    FP8: tl.constexpr,
 ):
-    """Returns the sum of weighted values [rows, BLOCK_V], the maximal score and the sum of weights of blocks
-    [first, last) of one request. Rows of the cache have ROW numbers; `page` is the page of the first block. Scores are
-    to base 2."""
+    """Returns the sum of weighted values in PAIR tiles [rows, BLOCK_V], the maximal score and the sum of weights of
+    blocks [first, last) of one request. Rows of the cache have ROW elements, keys W and values V; `page` is the page of
+    the first block. Scores are to base 2."""
+    PAIR: tl.constexpr = 2 if FP8 else 1
     tokens = tl.arange(0, BLOCK_TOKENS)
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_V], tl.float32)
+    acc = tl.tuple(())
+    for _ in tl.static_range(PAIR):
+        acc += (tl.zeros([BLOCK_ROWS, BLOCK_V], tl.float32),)
     for block in tl.range(first, last, num_stages=STAGES):
         start = block * BLOCK_TOKENS
         at = start + tokens
@@ -158,21 +176,44 @@ def _attend(
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Rows beyond the end belong to another request or to none, and may be NaN
         exists = (at < length)[:, None]
-        k = _load(keys + rows, exists, W, BLOCK_W)
-        scores = tl.dot(q_own, tl.trans(k), input_precision="ieee")
+        k = _load(keys + rows, exists, W, BLOCK_W, FP8)
+        scores = tl.dot(q_own[0], tl.trans(k[0]), input_precision="ieee")
+        if FP8:
+            scores = tl.dot(q_own[1], tl.trans(k[1]), scores, input_precision="ieee")
         if BLOCK_REST:
-            rest = _load(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST)
-            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
+            rest = _load(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST, FP8)
+            for tile in tl.static_range(PAIR):
+                of_tile = tl.trans(rest[tile])
+                scores = tl.dot(q_rest[tile], of_tile, scores, input_precision="ieee")
         scores = tl.where((at < length)[None, :], scores * scale_log2, float("-inf"))
         weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
-        v = _load(values + rows, exists, V, BLOCK_V)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        v = _load(values + rows, exists, V, BLOCK_V, FP8)
+        weights = weights.to(v[0].dtype)
+        summed = tl.tuple(())
+        for tile in tl.static_range(PAIR):
+            shrunk = acc[tile] * shrink[:, None]
+            summed += (tl.dot(weights, v[tile], shrunk, input_precision="ieee"),)
+        acc = summed
     return acc, maximum, total_weight
 
 
 @triton.jit
-def _load(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the first BLOCK columns of rows [N, 1]: 0 from WIDTH on and where no row exists."""
+def _load_queries(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+    """Returns the first BLOCK * PAIR columns of query rows [N, 1] in PAIR tiles: 0 from WIDTH on and where no row
+    exists."""
+    PAIR: tl.constexpr = 2 if FP8 else 1
+    tiles = tl.tuple(())
+    for tile in tl.static_range(PAIR):
+        columns = tile + PAIR * tl.arange(0, BLOCK)[None, :]
+        mask = exist & (columns < WIDTH) if WIDTH < BLOCK * PAIR else exist
+        tiles += (operand(tl.load(rows + columns, mask=mask, other=0.0), FP8),)
+    return tiles
+
+
+@triton.jit
+def _load(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+    """Returns the first BLOCK elements of cached rows [N, 1] as tiles of numbers: 0 from WIDTH on and where no row
+    exists."""
     columns = tl.arange(0, BLOCK)[None, :]
     mask = exist & (columns < WIDTH) if WIDTH < BLOCK else exist
-    return tl.load(rows + columns, mask=mask, other=0.0)
+    return load_tiles(rows + columns, mask, FP8)

@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.merge_parts import (
     Parts,
     merge_parts,
@@ -30,6 +31,8 @@ from mla_router.worker.kernels.attention.mla_decode_hopper import (
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.fp8 import KVScales, is_fp8
+from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
 
@@ -47,6 +50,7 @@ def mla_decode(
     queries: int = 1,
     settled: bool = False,
     prefixes: SharedPrefixes | None = None,
+    kv_scale: float = 1.0,
 ) -> Tensor:
     """Returns softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows, [B, H, C] in
     q_latent's dtype.
@@ -55,7 +59,7 @@ def mla_decode(
     cache [pages, page_size, C + R]; page_table [all slots, P] int32; slots [B / queries] int64: each request's line in
     page_table; lengths [B / queries] int32: its rows, at least `queries` and at most schedule.max_length; schedule: of
     these lengths, or of the own lengths of `prefixes`, which requires one query a request. `settled`: page_table,
-    slots, lengths and schedules are (`pdl.py`).
+    slots, lengths and schedules are (`pdl.py`). `kv_scale`: of an FP8 cache (`kv_cache/fp8.py`).
 
     Query b * queries + i belongs to the i-th of the last `queries` tokens of request b, and attends to the rows up to
     that token. Scores, weights and sums are float32. On a GPU the weights are rounded to the dtype before the product
@@ -72,6 +76,7 @@ def mla_decode(
             max_length=schedule.max_length,
             scale=scale,
             queries=queries,
+            kv_scale=kv_scale,
         )
     return mla_decode_triton(
         q_latent,
@@ -85,6 +90,7 @@ def mla_decode(
         queries=queries,
         settled=settled,
         prefixes=prefixes,
+        kv_scale=kv_scale,
     )
 
 
@@ -101,12 +107,15 @@ def mla_decode_triton(
     queries: int = 1,
     settled: bool = False,
     prefixes: SharedPrefixes | None = None,
+    kv_scale: float = 1.0,
 ) -> Tensor:
-    """C and R are powers of 2, at least 16."""
+    """C and R are powers of 2, at least 16, or 32 with an FP8 cache."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     rope, requests = q_pe.shape[-1], len(lengths)
-    assert min(latent, rope) >= 16 and latent & (latent - 1) == rope & (rope - 1) == 0, (
+    fp8 = is_fp8(cache.dtype)
+    least = 32 if fp8 else 16
+    assert min(latent, rope) >= least and latent & (latent - 1) == rope & (rope - 1) == 0, (
         f"widths {latent} and {rope}"
     )
     assert q_latent.stride(-1) == q_pe.stride(-1) == page_table.stride(-1) == 1 and (
@@ -116,6 +125,9 @@ def mla_decode_triton(
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
     assert prefixes is None or queries == 1, f"prefixes of requests with {queries} queries each"
+    assert fp8 or (cache.dtype == q_latent.dtype and kv_scale == 1), (
+        f"cache {cache.dtype} with scale {kv_scale}, q_latent {q_latent.dtype}"
+    )
     out = torch.empty((batch, heads, latent), dtype=q_latent.dtype, device=q_latent.device)
 
     def attend(
@@ -132,7 +144,7 @@ def mla_decode_triton(
         arguments = (
             q_latent,
             q_pe,
-            cache,
+            as_words(cache),
             page_table,
             slots,
             lengths,
@@ -143,7 +155,7 @@ def mla_decode_triton(
             out,
             partial_out,
             partial_lse,
-            scale * math.log2(math.e),
+            scale * math.log2(math.e) * kv_scale,
             len(lengths),
             q_latent.stride(0),
             q_latent.stride(1),
@@ -152,22 +164,24 @@ def mla_decode_triton(
             page_table.stride(0),
         )
         shape = {"HEADS": heads, "LATENT": latent, "ROPE": rope, "PAGE_SIZE": cache.shape[1]}
-        if suits_hopper(tiling, q_latent, q_pe, queries):
+        if not fp8 and suits_hopper(tiling, q_latent, q_pe, queries):
             attend_hopper_kernel[(schedule.num_parts,)](
                 *arguments, **shape, SETTLED=settled, num_warps=4, **launch_options()
             )
             return Parts(partial_out, partial_lse, schedule)
         attend_kernel[(schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)](
             *arguments,
+            kv_scale,
             **shape,
             QUERIES=queries,
             BLOCK_ROWS=tiling.block_rows,
             BLOCK_TOKENS=tiling.block_tokens,
             STAGES=tiling.num_stages,
-            PIECES=min(tiling.pieces, latent // 16),
+            PIECES=min(tiling.pieces, latent // least),
             PREFIX=prefix,
             # Tiles of 64 rows leave no registers for it
             SETTLED=settled and tiling.block_rows < 64,
+            FP8=exponent_bits(cache.dtype),
             num_warps=tiling.num_warps,
             **launch_options(),
         )
@@ -193,6 +207,7 @@ def mla_decode_torch(
     max_length: int,
     scale: float,
     queries: int = 1,
+    kv_scale: float = 1.0,
 ) -> Tensor:
     """`max_length` is at least the longest length."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
@@ -201,8 +216,10 @@ def mla_decode_torch(
     locations, beyond = paged_rows(
         page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )
-    rows = cache.view(-1, width).index_select(0, locations.flatten())
-    rows = rows.view(requests, max_length, width).float()
+    rows = kv_take(
+        cache, locations.flatten(), dtype=torch.float32, scales=KVScales(kv_scale, kv_scale)
+    )
+    rows = rows.view(requests, max_length, width)
 
     q = torch.cat((q_latent, q_pe), dim=-1).float().view(requests, queries, heads, width)
     scores = torch.einsum("bqhw,bnw->bqhn", q, rows) * scale

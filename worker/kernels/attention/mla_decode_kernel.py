@@ -1,4 +1,8 @@
-"""The Triton kernel of `mla_decode`: a program attends to the cached rows of one part."""
+"""The Triton kernel of `mla_decode`: a program attends to the cached rows of one part.
+
+An FP8 cache (FP8 > 0, see `exponent_bits`) is read in words of PAIR = 2 numbers. So a piece of latents has two tiles, the even
+and the odd columns (`fp8_numbers.py`), and their products are float16.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
     part_of,
     piece_at,
 )
+from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
 from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
 
 # Early reads (`pdl.py`) of this kernel and of Hopper's (`mla_decode_hopper.py`)
@@ -48,6 +53,7 @@ def attend_kernel(
     q_pe_stride_t,
     q_pe_stride_h,
     page_table_stride,
+    value_scale,
     HEADS: tl.constexpr,
     QUERIES: tl.constexpr,
     LATENT: tl.constexpr,
@@ -59,6 +65,7 @@ def attend_kernel(
     PIECES: tl.constexpr,
     PREFIX: tl.constexpr,
     SETTLED: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     """With PREFIX a request is a group of QUERIES requests with a common prefix (`shared_prefixes.py`), its rows are the
     prefix, and all results are partial."""
@@ -75,9 +82,10 @@ def attend_kernel(
     head = rows % HEADS if QUERIES > 1 else rows
     q_latent_at = query * q_latent_stride_t + head * q_latent_stride_h
     q_pe_at = query * q_pe_stride_t + head * q_pe_stride_h
+    PAIR: tl.constexpr = 2 if FP8 else 1
     WIDTH: tl.constexpr = LATENT // PIECES
-    latent = tl.arange(0, WIDTH)
-    rope = tl.arange(0, ROPE)
+    latent = PAIR * tl.arange(0, WIDTH // PAIR)
+    rope = PAIR * tl.arange(0, ROPE // PAIR)
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
@@ -99,16 +107,16 @@ def attend_kernel(
             wait_for_previous()
         token = (request * QUERIES).to(tl.int64)
         q_c = tl.tuple(())
-        for piece in tl.static_range(PIECES):
-            at = (
-                token * q_latent_stride_t + q_latent_at[:, None] + (piece * WIDTH + latent)[None, :]
-            )
-            q_c += (tl.load(q_latent + at, mask=row_mask[:, None], other=0.0),)
-        q_r = tl.load(
-            q_pe + token * q_pe_stride_t + q_pe_at[:, None] + rope[None, :],
-            mask=row_mask[:, None],
-            other=0.0,
-        )
+        for tile in tl.static_range(PIECES * PAIR):
+            columns = tile // PAIR * WIDTH + tile % PAIR + latent
+            at = token * q_latent_stride_t + q_latent_at[:, None] + columns[None, :]
+            q = tl.load(q_latent + at, mask=row_mask[:, None], other=0.0)
+            q_c += (operand(q, FP8),)
+        q_r = tl.tuple(())
+        for tile in tl.static_range(PAIR):
+            at = token * q_pe_stride_t + q_pe_at[:, None] + (tile + rope)[None, :]
+            q = tl.load(q_pe + at, mask=row_mask[:, None], other=0.0)
+            q_r += (operand(q, FP8),)
         # Each new token attends to itself and the tokens before
         visible = length - QUERIES + 1 + query
         if PREFIX:
@@ -133,9 +141,16 @@ def attend_kernel(
             BLOCK_TOKENS,
             STAGES,
             PIECES,
+            FP8,
         )
         # A row that sees nothing of this part has weight 0
         safe = tl.where(total_weight == 0.0, 1.0, total_weight)
+        if FP8:
+            safe = safe / value_scale
+            whole = tl.tuple(())
+            for piece in tl.static_range(PIECES):
+                whole += (tl.interleave(acc[2 * piece], acc[2 * piece + 1]),)
+            acc = whole
         if is_whole & (not PREFIX):
             place = request.to(tl.int64) * ROWS
             _store(out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
@@ -170,22 +185,26 @@ def _attend(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     PIECES: tl.constexpr,
+    FP8: tl.constexpr,
 ):
-    """Returns the sum of weighted latents, in PIECES of [rows, LATENT / PIECES], the maximal score and the sum of weights
-    of blocks [first, last) of one request; `page` is the page of the first block. Scores are to base 2.
+    """Returns the sum of weighted latents, in tiles [rows, LATENT / PIECES / PAIR], the maximal score and the sum of
+    weights of blocks [first, last) of one request; `page` is the page of the first block. Scores are to base 2.
 
     Each piece has its own sum of scores: products of a warp that add to the same sum wait for each other, some 30
     cycles each.
     """
-    WIDTH: tl.constexpr = LATENT // PIECES
+    PAIR: tl.constexpr = 2 if FP8 else 1
+    WIDTH: tl.constexpr = LATENT // PIECES // PAIR  # of a tile
+    TILES: tl.constexpr = PIECES * PAIR
+    ROW: tl.constexpr = (LATENT + ROPE) // PAIR  # elements of the cache
     latent = tl.arange(0, WIDTH)
-    rope = tl.arange(0, ROPE)
+    rope = tl.arange(0, ROPE // PAIR)
     tokens = tl.arange(0, BLOCK_TOKENS)
     # Finite, so that a row which sees nothing gets weights 0 and not NaN
     maximum = tl.full([BLOCK_ROWS], -1e30, tl.float32)
     total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
     acc = tl.tuple(())
-    for _ in tl.static_range(PIECES):
+    for _ in tl.static_range(TILES):
         acc += (tl.zeros([BLOCK_ROWS, WIDTH], tl.float32),)
 
     for block in tl.range(first, last, num_stages=STAGES):
@@ -194,31 +213,33 @@ def _attend(
         if PAGE_SIZE % BLOCK_TOKENS == 0:
             # A single number, so that the offsets of the rows are constants of the loop
             row = page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE
-            base = cache + row * (LATENT + ROPE) + tokens[:, None] * (LATENT + ROPE)
+            base = cache + row * ROW + tokens[:, None] * ROW
         else:
             row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
-            base = cache + row[:, None] * (LATENT + ROPE)
+            base = cache + row[:, None] * ROW
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Rows beyond the end belong to another request or to none, and may be NaN
         exists = (at < length)[:, None]
         k_c = tl.tuple(())
         for piece in tl.static_range(PIECES):
-            k_c += (tl.load(base + piece * WIDTH + latent[None, :], mask=exists, other=0.0),)
-        k_r = tl.load(base + LATENT + rope[None, :], mask=exists, other=0.0)
+            k_c += load_tiles(base + piece * WIDTH + latent[None, :], exists, FP8)
+        k_r = load_tiles(base + LATENT // PAIR + rope[None, :], exists, FP8)
         scores = tl.dot(q_c[0], tl.trans(k_c[0]), input_precision="ieee")
-        scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale_log2
-        for piece in tl.static_range(1, PIECES):
+        for tile in tl.static_range(PAIR):
+            scores = tl.dot(q_r[tile], tl.trans(k_r[tile]), scores, input_precision="ieee")
+        scores *= scale_log2
+        for tile in tl.static_range(1, TILES):
             # Scaled before it is added: a plain sum would become a product with an accumulator
-            scores += tl.dot(q_c[piece], tl.trans(k_c[piece]), input_precision="ieee") * scale_log2
+            scores += tl.dot(q_c[tile], tl.trans(k_c[tile]), input_precision="ieee") * scale_log2
         seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
-        weights = weights.to(k_r.dtype)
+        weights = weights.to(k_c[0].dtype)
         summed = tl.tuple(())
-        for piece in tl.static_range(PIECES):
-            shrunk = acc[piece] * shrink[:, None]
-            summed += (tl.dot(weights, k_c[piece], shrunk, input_precision="ieee"),)
+        for tile in tl.static_range(TILES):
+            shrunk = acc[tile] * shrink[:, None]
+            summed += (tl.dot(weights, k_c[tile], shrunk, input_precision="ieee"),)
         acc = summed
     return acc, maximum, total_weight
 

@@ -40,9 +40,11 @@ def rope_absorb(
     *,
     interleaved: bool,
     settled: bool = False,
+    kv_scale: float = 1.0,
 ) -> Tensor:
     """Does `rope_kv_write` for q [T, H, D + R], and returns `absorb_queries(q[..., :D], w_uk)`, [T, H, C], for
-    w_uk [H, D, C]. `settled`: rotations and out_cache_loc are (`pdl.py`), and norm_weight is constant.
+    w_uk [H, D, C]. `settled`: rotations and out_cache_loc are (`pdl.py`), and norm_weight is constant. `kv_scale`: see
+    `rope_kv_write`.
 
     The definition is one op after the other.
     """
@@ -55,8 +57,9 @@ def rope_absorb(
             interleaved=interleaved,
             constant=w_uk.constant,
             settled=settled,
+            kv_scale=kv_scale,
         )
-    rope_kv_write(*rows, interleaved=interleaved)
+    rope_kv_write(*rows, interleaved=interleaved, kv_scale=kv_scale)
     return absorb_queries(q[..., : w_uk.values.shape[1]], w_uk)
 
 
@@ -73,6 +76,7 @@ def rope_absorb_triton(
     interleaved: bool,
     constant: bool = False,
     settled: bool = False,
+    kv_scale: float = 1.0,
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
@@ -84,7 +88,15 @@ def rope_absorb_triton(
     )
     out = q.new_empty(tokens, heads, w_uk.shape[2])
     rope = rope_kv_work(
-        q, kv, norm_weight, eps, rotations, cache, out_cache_loc, interleaved=interleaved
+        q,
+        kv,
+        norm_weight,
+        eps,
+        rotations,
+        cache,
+        out_cache_loc,
+        interleaved=interleaved,
+        kv_scale=kv_scale,
     )
     absorb = absorb_work(
         q[..., : w_uk.shape[1]],

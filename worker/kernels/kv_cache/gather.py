@@ -8,6 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.fp8 import (
+    UNSCALED,
+    KVScales,
+    as_bytes,
+    is_fp8,
+    rows_from_cache,
+)
 
 BLOCK_ROWS = 64
 BLOCK_WIDTH = 64
@@ -22,9 +29,14 @@ def kv_gather(
     first_rows: Tensor,
     starts: Tensor,
     total: int,
+    *,
+    dtype: torch.dtype | None = None,
+    scales: KVScales = UNSCALED,
+    value_column: int = 0,
 ) -> Tensor:
     """Returns rows [first_rows[i], first_rows[i] + starts[i + 1] - starts[i]) of each request i, one request after
-    another, [total, W] in the cache's dtype.
+    another, [total, W] in `dtype`, by default the cache's. Rows of an FP8 cache are multiplied by `scales` (`fp8.py`),
+    values from `value_column` on.
 
     cache [pages, page_size, W] contiguous; page_table [all slots, P] int32; slots [C] int64 or int32:
     each request's line in page_table; first_rows [C] int32; starts [C + 1] int32, from 0 to `total`: the first row of
@@ -38,8 +50,32 @@ def kv_gather(
         f"slots {tuple(slots.shape)}, first rows {tuple(first_rows.shape)}, "
         f"starts {tuple(starts.shape)}"
     )
-    gather = kv_gather_triton if on_gpu(cache) else kv_gather_torch
-    return gather(cache, page_table, slots, first_rows, starts, total)
+    gather = kv_gather_triton if on_gpu(cache, dtype) else kv_gather_torch
+    return gather(
+        cache,
+        page_table,
+        slots,
+        first_rows,
+        starts,
+        total,
+        dtype=dtype,
+        scales=scales,
+        value_column=value_column,
+    )
+
+
+def kv_take(
+    cache: Tensor,
+    locations: Tensor,
+    *,
+    dtype: torch.dtype,
+    scales: KVScales = UNSCALED,
+    value_column: int = 0,
+) -> Tensor:
+    """Returns the rows at `locations` [N] int64 of the flattened cache, [N, W] in `dtype`, as `kv_gather`. In torch
+    operations, for short prompts."""
+    taken = as_bytes(cache).flatten(0, 1).index_select(0, locations).view(cache.dtype)
+    return rows_from_cache(taken, dtype, scales, value_column)
 
 
 def kv_gather_torch(
@@ -49,16 +85,26 @@ def kv_gather_torch(
     first_rows: Tensor,
     starts: Tensor,
     total: int,
+    *,
+    dtype: torch.dtype | None = None,
+    scales: KVScales = UNSCALED,
+    value_column: int = 0,
 ) -> Tensor:
-    page_size, width = cache.shape[1:]
+    page_size = cache.shape[1]
     rows = torch.arange(total, dtype=torch.int32, device=cache.device)
     request = torch.searchsorted(starts[1:], rows, right=True)
     position = rows - starts[request] + first_rows[request]
     page = page_table[slots[request], position // page_size].long()
-    return cache.view(-1, width).index_select(0, page * page_size + position % page_size)
+    return kv_take(
+        cache,
+        page * page_size + position % page_size,
+        dtype=dtype or cache.dtype,
+        scales=scales,
+        value_column=value_column,
+    )
 
 
-@triton.jit(do_not_specialize=["num_requests", "total"])
+@triton.jit(do_not_specialize=["num_requests", "total", "key_scale", "value_scale"])
 def _kv_gather(
     cache_ptr,
     page_table_ptr,
@@ -69,8 +115,12 @@ def _kv_gather(
     num_requests,
     total,
     page_table_stride,
+    key_scale,
+    value_scale,
     PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE_COLUMN: tl.constexpr,
+    SCALED: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
@@ -96,6 +146,9 @@ def _kv_gather(
         columns = first_column + column + tl.arange(0, BLOCK_WIDTH)
         mask = is_row[:, None] & (columns < WIDTH)[None, :]
         tile = tl.load(source[:, None] + columns[None, :], mask=mask)
+        if SCALED:
+            scale = tl.where(columns < VALUE_COLUMN, key_scale, value_scale)
+            tile = (tile.to(tl.float32) * scale[None, :]).to(out_ptr.dtype.element_ty)
         tl.store(target[:, None] + columns[None, :], tile, mask=mask)
 
 
@@ -106,9 +159,13 @@ def kv_gather_triton(
     first_rows: Tensor,
     starts: Tensor,
     total: int,
+    *,
+    dtype: torch.dtype | None = None,
+    scales: KVScales = UNSCALED,
+    value_column: int = 0,
 ) -> Tensor:
     page_size, width = cache.shape[1:]
-    out = cache.new_empty(total, width)
+    out = cache.new_empty(total, width, dtype=dtype)
     columns = min(width, MAX_COLUMNS)
     _kv_gather[(triton.cdiv(total, BLOCK_ROWS), triton.cdiv(width, columns))](
         cache,
@@ -120,8 +177,12 @@ def kv_gather_triton(
         slots.shape[0],
         total,
         page_table.stride(0),
+        scales.keys,
+        scales.values,
         PAGE_SIZE=page_size,
         WIDTH=width,
+        VALUE_COLUMN=value_column,
+        SCALED=is_fp8(cache.dtype),
         COLUMNS=columns,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_WIDTH=BLOCK_WIDTH,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
+
 
 def kv_read(cache: Tensor, page_table: Tensor, requests: Sequence[tuple[int, int]]) -> Tensor:
     """Returns the first `length` rows of each (slot, length) in `requests`, one request after another,
@@ -23,5 +25,6 @@ def kv_read(cache: Tensor, page_table: Tensor, requests: Sequence[tuple[int, int
     parts = []
     for slot, length in requests:
         pages = page_table[slot, : -(-length // page_size)]
-        parts.append(cache.index_select(0, pages).flatten(0, 1)[:length])
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+        parts.append(as_bytes(cache).index_select(0, pages).flatten(0, 1)[:length])
+    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return rows.view(cache.dtype)

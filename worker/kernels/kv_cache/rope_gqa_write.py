@@ -12,6 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.fp8 import (
+    UNSCALED,
+    KVScales,
+    largest_of,
+    stored,
+    to_cache,
+)
 from mla_router.worker.kernels.kv_cache.write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
@@ -30,6 +37,7 @@ def rope_gqa_write(
     out_cache_loc: Tensor,
     *,
     interleaved: bool,
+    scales: KVScales = UNSCALED,
 ) -> None:
     """Rotates the last R numbers of every head of q in place, and writes rows of T tokens to the cache: for each KV head
     the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g], to row `out_cache_loc[t]` (`gqa_rows.py`).
@@ -37,10 +45,11 @@ def rope_gqa_write(
     q [T, H, D + R]; cache [pages, page_size, G * (D + R + V)], contiguous, to whose dtype rows are converted;
     k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] of q's dtype. All but the cache may be views,
     contiguous in the last axis; k_pe may be expanded from one head. rotations [T, R/2] complex64;
-    out_cache_loc [T] int64, distinct except for page 0, whose content is never read.
+    out_cache_loc [T] int64, distinct except for page 0, whose content is never read. `scales`: of an FP8 cache
+    (`fp8.py`).
     """
     write = rope_gqa_write_triton if on_gpu(q) else rope_gqa_write_torch
-    write(q, k, k_pe, v, rotations, cache, out_cache_loc, interleaved=interleaved)
+    write(q, k, k_pe, v, rotations, cache, out_cache_loc, interleaved=interleaved, scales=scales)
 
 
 def rope_gqa_write_torch(
@@ -53,12 +62,14 @@ def rope_gqa_write_torch(
     out_cache_loc: Tensor,
     *,
     interleaved: bool,
+    scales: KVScales = UNSCALED,
 ) -> None:
     q_pe = q[..., k.shape[-1] :]
     turned, k_pe = rotary(q_pe, k_pe, rotations, interleaved=interleaved)
     q_pe.copy_(turned)
-    keys = torch.cat((k, k_pe), dim=-1)
-    kv_write(cache, out_cache_loc, torch.cat((keys.flatten(1), v.flatten(1)), dim=-1))
+    keys = to_cache(torch.cat((k, k_pe), dim=-1).flatten(1), cache.dtype, scales.keys)
+    values = to_cache(v.flatten(1), cache.dtype, scales.values)
+    kv_write(cache, out_cache_loc, torch.cat((keys, values), dim=-1))
 
 
 def rope_gqa_write_triton(
@@ -71,6 +82,7 @@ def rope_gqa_write_triton(
     out_cache_loc: Tensor,
     *,
     interleaved: bool,
+    scales: KVScales = UNSCALED,
     num_warps: int = 4,
 ) -> None:
     """Launches for every token a program for each 16 query heads, and one for each 16 KV heads."""
@@ -110,6 +122,8 @@ def rope_gqa_write_triton(
         k_pe.stride(1),
         v.stride(0),
         v.stride(1),
+        1 / scales.keys,
+        1 / scales.values,
         H=heads,
         G=kv_heads,
         D=d,
@@ -121,6 +135,7 @@ def rope_gqa_write_triton(
         BLOCK_R=triton.next_power_of_2(rope),
         BLOCK_V=triton.next_power_of_2(v_head_dim),
         INTERLEAVED=interleaved,
+        LARGEST=largest_of(cache.dtype),
         num_warps=num_warps,
         **launch_options(),
     )
@@ -143,6 +158,8 @@ def _rope_gqa_write_kernel(
     k_pe_head_stride,
     v_token_stride,
     v_head_stride,
+    inverse_key_scale,
+    inverse_value_scale,
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -154,6 +171,7 @@ def _rope_gqa_write_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     wait_for_previous()
     QUERY_BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -170,16 +188,53 @@ def _rope_gqa_write_kernel(
         row = cache + tl.load(out_cache_loc + token) * (G * (D + R + V))
         key = row + kv_head * (D + R)
         if D > 0:
-            _copy(k + token * k_token_stride + kv_head * k_head_stride, key, exists, D, BLOCK_D)
+            _copy(
+                k + token * k_token_stride + kv_head * k_head_stride,
+                key,
+                exists,
+                inverse_key_scale,
+                D,
+                BLOCK_D,
+                LARGEST,
+            )
         source = k_pe + token * k_pe_token_stride + kv_head * k_pe_head_stride
-        rotate_rows(source, key + D, exists, cos, sin, R, BLOCK_G, BLOCK_R, INTERLEAVED)
+        rotate_rows(
+            source,
+            key + D,
+            exists,
+            cos,
+            sin,
+            R,
+            BLOCK_G,
+            BLOCK_R,
+            INTERLEAVED,
+            inverse_key_scale,
+            LARGEST,
+        )
         value = row + G * (D + R) + kv_head * V
-        _copy(v + token * v_token_stride + kv_head * v_head_stride, value, exists, V, BLOCK_V)
+        _copy(
+            v + token * v_token_stride + kv_head * v_head_stride,
+            value,
+            exists,
+            inverse_value_scale,
+            V,
+            BLOCK_V,
+            LARGEST,
+        )
 
 
 @triton.jit
-def _copy(source, target, row_mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _copy(
+    source,
+    target,
+    row_mask,
+    inverse_scale,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
     column = tl.arange(0, BLOCK)[None, :]
     mask = row_mask & (column < WIDTH)
     values = tl.load(source + column, mask, other=0.0)
-    tl.store(target + column, values.to(target.dtype.element_ty), mask)
+    kept = stored(values, target.dtype.element_ty, inverse_scale, LARGEST)
+    tl.store(target + column, kept, mask)

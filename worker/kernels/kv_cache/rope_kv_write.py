@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.fp8 import from_cache, largest_of, stored, to_cache
 from mla_router.worker.kernels.kv_cache.write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import normalized, rms_norm_torch
@@ -35,9 +36,12 @@ def rope_kv_write(
     *,
     interleaved: bool,
     in_place: bool = False,
+    kv_scale: float = 1.0,
 ) -> None:
     """Rotates the last R numbers of every head of q in place, and writes rms_norm(kv[t, :C]) followed by the rotated
-    kv[t, C:] to row `out_cache_loc[t]` of the cache, for T tokens; with `in_place` to kv[t] as well.
+    kv[t, C:] to row `out_cache_loc[t]` of the cache, for T tokens; with `in_place` to kv[t] as well: the numbers that
+    are later read from the cache, so that attention over new and over cached rows is equal. `kv_scale`: of an FP8 cache
+    (`fp8.py`), which stores the rotary key in FP8 as well.
 
     q [T, H, D + R] and kv [T, C + R] are of one dtype and may be views, contiguous in the last axis; norm_weight [C]
     of that dtype; cache [pages, page_size, C + R], contiguous, to whose dtype rows are converted;
@@ -54,6 +58,7 @@ def rope_kv_write(
         out_cache_loc,
         interleaved=interleaved,
         in_place=in_place,
+        kv_scale=kv_scale,
     )
 
 
@@ -68,6 +73,7 @@ def rope_kv_write_torch(
     *,
     interleaved: bool,
     in_place: bool = False,
+    kv_scale: float = 1.0,
 ) -> None:
     width = 2 * rotations.shape[1]
     q_pe, k_pe = q[..., -width:], kv[:, None, -width:]
@@ -75,9 +81,10 @@ def rope_kv_write_torch(
     q_pe.copy_(turned)
     latent = rms_norm_torch(kv[:, :-width], norm_weight, eps)
     rows = torch.cat((latent, k_pe.flatten(1)), dim=-1)
+    rows = to_cache(rows, cache.dtype, kv_scale)
     kv_write(cache, out_cache_loc, rows)
     if in_place:
-        kv.copy_(rows)
+        kv.copy_(from_cache(rows, kv.dtype, kv_scale))
 
 
 def rope_kv_write_triton(
@@ -91,6 +98,7 @@ def rope_kv_write_triton(
     *,
     interleaved: bool,
     in_place: bool = False,
+    kv_scale: float = 1.0,
     num_warps: int = 4,
 ) -> None:
     """Launches for every token a program for each 16 heads, and one for the cache row."""
@@ -104,6 +112,7 @@ def rope_kv_write_triton(
         out_cache_loc,
         interleaved=interleaved,
         in_place=in_place,
+        kv_scale=kv_scale,
     )
     _rope_kv_write_kernel[(len(q), work.programs)](work, num_warps=num_warps, **launch_options())
 
@@ -122,6 +131,8 @@ class RopeKvWork(NamedTuple):
     q_head_stride: int
     kv_stride: int
     eps: float
+    kv_scale: float
+    inverse_scale: float
     H: tl.constexpr
     C: tl.constexpr
     R: tl.constexpr
@@ -130,6 +141,7 @@ class RopeKvWork(NamedTuple):
     BLOCK_R: tl.constexpr
     INTERLEAVED: tl.constexpr
     IN_PLACE: tl.constexpr
+    LARGEST: tl.constexpr
 
     @property
     def programs(self) -> int:
@@ -148,6 +160,7 @@ def rope_kv_work(
     *,
     interleaved: bool,
     in_place: bool = False,
+    kv_scale: float = 1.0,
 ) -> RopeKvWork:
     """Returns the arguments for a call of `rope_kv_write`. Checks shapes and strides."""
     tokens, heads, _ = q.shape
@@ -178,6 +191,8 @@ def rope_kv_work(
         q.stride(1),
         kv.stride(0),
         eps,
+        kv_scale,
+        1 / kv_scale,
         H=tl.constexpr(heads),
         C=tl.constexpr(latent),
         R=tl.constexpr(width),
@@ -186,6 +201,7 @@ def rope_kv_work(
         BLOCK_R=tl.constexpr(triton.next_power_of_2(width)),
         INTERLEAVED=tl.constexpr(interleaved),
         IN_PLACE=tl.constexpr(in_place),
+        LARGEST=tl.constexpr(largest_of(cache.dtype)),
     )
 
 
@@ -222,11 +238,41 @@ def rope_kv_program(token, block, work):
         scale = tl.load(work.norm_weight + column, column < work.C, other=0.0)
         wait_for_previous()
         values = tl.load(source + column, column < work.C, other=0.0)
-        row = normalized(values, scale, work.eps, work.C).to(target.dtype.element_ty)
+        row = stored(
+            normalized(values, scale, work.eps, work.C),
+            target.dtype.element_ty,
+            work.inverse_scale,
+            work.LARGEST,
+        )
         tl.store(target + column, row, column < work.C)
         one = tl.zeros((1, 1), dtype=tl.int32)
         key, cached = source + work.C + one, target + work.C + one
-        rotate_rows(key, cached, one == 0, cos, sin, work.R, 1, work.BLOCK_R, work.INTERLEAVED)
+        rotate_rows(
+            key,
+            cached,
+            one == 0,
+            cos,
+            sin,
+            work.R,
+            1,
+            work.BLOCK_R,
+            work.INTERLEAVED,
+            work.inverse_scale,
+            work.LARGEST,
+        )
         if work.IN_PLACE:
-            tl.store(source + column, row.to(source.dtype.element_ty), column < work.C)
-            rotate_rows(key, key, one == 0, cos, sin, work.R, 1, work.BLOCK_R, work.INTERLEAVED)
+            if work.LARGEST > 0:
+                tl.store(source + column, _read(row, source, work), column < work.C)
+                tl.debug_barrier()  # what other threads have written to the cache is read here
+                rope = tl.arange(0, work.BLOCK_R)[None, :]
+                turned = tl.load(cached + rope, rope < work.R, other=0.0)
+                tl.store(key + rope, _read(turned, source, work), rope < work.R)
+            else:
+                tl.store(source + column, row.to(source.dtype.element_ty), column < work.C)
+                rotate_rows(key, key, one == 0, cos, sin, work.R, 1, work.BLOCK_R, work.INTERLEAVED)
+
+
+@triton.jit
+def _read(row, source, work):
+    """Returns numbers of an FP8 cache as attention reads them."""
+    return (row.to(tl.float32) * work.kv_scale).to(source.dtype.element_ty)

@@ -8,6 +8,7 @@ from torch import nn
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.linear import Linear, WeightFormat
 from mla_router.worker.model.quantization.block_scaled import BlockScaled
+from mla_router.worker.model.quantization.kv_scales import declare_kv_scales
 from mla_router.worker.model.quantization.online import OnlineBlockScaled
 from mla_router.worker.model.quantization.spec import Quantization
 from mla_router.worker.model.weight_mapping import checkpoint_layers
@@ -27,6 +28,8 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     """Sets the format of the linear layers that are quantized. Norms, embeddings, gates and the head stay plain; if the
     checkpoint is plain, so do weights that would be dequantized after loading. Must run before parameters have memory.
     Raises ModelError."""
+    if quantization.kv_scales:
+        declare_kv_scales(model)
     quantized = weight_format(quantization)
     for name, linear in model.named_modules():
         if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:

@@ -27,7 +27,6 @@ TYPES = {"float-quantized": "float", "int-quantized": "int"}
 def parse_compressed_tensors(raw: Mapping[str, Any]) -> Quantization:
     """Returns the parsed config. Raises ModelError, which names the field."""
     expect(raw, FIELD, "format", *TYPES, "naive-quantized")
-    expect(raw, FIELD, "kv_cache_scheme", None)
     groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise ModelError(f"{FIELD}: only one group in config_groups is supported")
@@ -41,7 +40,21 @@ def parse_compressed_tensors(raw: Mapping[str, Any]) -> Quantization:
     if group.get("input_activations") is not None:
         _activations(group["input_activations"], f"{where}.input_activations", kind)
     dtype = INT8 if kind == "int" else FP8
-    return Quantization(METHOD, dtype, block, ignored=read_ignored(raw, "ignore"))
+    ignored, kv_scales = read_ignored(raw, "ignore"), _has_kv_scales(raw)
+    return Quantization(METHOD, dtype, block, ignored=ignored, kv_scales=kv_scales)
+
+
+def _has_kv_scales(raw: Mapping[str, Any]) -> bool:
+    """Returns whether the checkpoint has a scale for each layer's keys and values in an FP8 KV cache."""
+    scheme, where = raw.get("kv_cache_scheme"), f"{FIELD}.kv_cache_scheme"
+    if scheme is None:
+        return False
+    if not isinstance(scheme, Mapping):
+        raise ModelError(f"{where}: {scheme!r} is not an object")
+    _numbers(scheme, where, "float")
+    expect(scheme, where, "strategy", "tensor")
+    expect(scheme, where, "dynamic", None, False)
+    return True
 
 
 def _weights(raw: Mapping[str, Any], where: str, kind: str | None) -> Block:

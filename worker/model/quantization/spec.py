@@ -27,6 +27,7 @@ class Quantization:
     )
     ignored: tuple[str, ...] = ()  # plain layers: names, or `re:` and a pattern
     online: bool = False  # the checkpoint is plain, and its weights are quantized while they load
+    kv_scales: bool = False  # attention layers have k_scale and v_scale (`kv_scales.py`)
 
     def ignores(self, name: str) -> bool:
         """Whether the layer `name` of the checkpoint, or a module around it, is not quantized."""

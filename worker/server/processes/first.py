@@ -177,8 +177,8 @@ def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
     servers = config.tokenizer_worker_num
     return (
         f"worker {config.name} ready: http://{host}:{config.port}, model {config.model_name}, "
-        f"{limits.device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens in pages of "
-        f"{limits.page_size}, overlap {overlap}, "
+        f"{limits.device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens of {limits.kv_cache_dtype} "
+        f"in pages of {limits.page_size}, overlap {overlap}, "
         f"{servers} server {'process' if servers == 1 else 'processes'}, {seconds:.1f} s"
     )
 
