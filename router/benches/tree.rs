@@ -97,7 +97,7 @@ fn choice(c: &mut Criterion) {
             let candidate = |(worker, blocks): (usize, &u32)| Candidate {
                 id: WorkerId(worker as u32),
                 requests: 3,
-                others: 0,
+                other_requests: 0,
                 pending_tokens: 100 * worker as u64,
                 matched_blocks: *blocks,
                 hash_seed: worker as u64,

@@ -66,7 +66,7 @@ mod tests {
         Candidate {
             id: WorkerId(requests),
             requests,
-            others: 0,
+            other_requests: 0,
             pending_tokens: 0,
             matched_blocks: 0,
             hash_seed: 0,

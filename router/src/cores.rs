@@ -15,13 +15,13 @@ use tokio::{
 
 /// Largest number of threads. 100,000 requests a second keep fewer busy, and the other cores of a GPU host belong
 /// to the workers.
-pub(crate) const MOST: usize = 16;
+pub(crate) const MAX_CORES: usize = 16;
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The number of this thread, from 1 to [`MOST`]; 0 for other threads.
+/// The number of this thread, from 1 to [`MAX_CORES`]; 0 for other threads.
 pub(crate) fn current() -> usize {
     NUMBER.get()
 }
@@ -41,9 +41,9 @@ struct Core {
 }
 
 impl Cores {
-    /// Starts one thread for each core, up to [`MOST`].
+    /// Starts one thread for each core, up to [`MAX_CORES`].
     pub fn start() -> io::Result<Self> {
-        let count = available_parallelism().map_or(1, usize::from).min(MOST);
+        let count = available_parallelism().map_or(1, usize::from).min(MAX_CORES);
         let cores = (1..=count).map(Core::start).collect::<io::Result<_>>()?;
         Ok(Self { cores, next: AtomicUsize::new(0) })
     }

@@ -28,7 +28,7 @@ impl<T: PartialEq> DebouncedFileWatch<T> {
     }
 
     /// Takes the result of a read. Returns the new content if it has changed and is stable.
-    pub(crate) fn look(&mut self, read: T) -> Option<&T> {
+    pub(crate) fn observe(&mut self, read: T) -> Option<&T> {
         let first = self.seen.is_none();
         if self.seen.as_ref() != Some(&read) {
             self.seen = Some(read);
@@ -51,7 +51,7 @@ impl<T: PartialEq> DebouncedFileWatch<T> {
         loop {
             // An error means that `read` has panicked; the next read may succeed.
             if let Ok(read) = spawn_blocking(read.clone()).await
-                && let Some(new) = self.look(read)
+                && let Some(new) = self.observe(read)
             {
                 changed(new);
             }
@@ -67,21 +67,21 @@ mod tests {
     #[test]
     fn a_change_counts_when_two_reads_agree() {
         let mut file = DebouncedFileWatch::new();
-        assert_eq!(file.look("one"), Some(&"one"));
-        assert_eq!(file.look("one"), None);
+        assert_eq!(file.observe("one"), Some(&"one"));
+        assert_eq!(file.observe("one"), None);
         // Truncated, written in two pieces, and then left alone.
         for read in ["", "t", "two"] {
-            assert_eq!(file.look(read), None);
+            assert_eq!(file.observe(read), None);
         }
-        assert_eq!(file.look("two"), Some(&"two"));
-        assert_eq!(file.look("two"), None);
+        assert_eq!(file.observe("two"), Some(&"two"));
+        assert_eq!(file.observe("two"), None);
     }
 
     #[test]
     fn a_known_content_is_not_returned() {
         let mut file = DebouncedFileWatch::on("one");
-        assert_eq!(file.look("one"), None);
-        assert_eq!(file.look("two"), None);
-        assert_eq!(file.look("two"), Some(&"two"));
+        assert_eq!(file.observe("one"), None);
+        assert_eq!(file.observe("two"), None);
+        assert_eq!(file.observe("two"), Some(&"two"));
     }
 }

@@ -26,13 +26,13 @@ use crate::{
 
 /// With `--reuse-port`, time from closing the port to refusing requests, for clients that have connected but sent
 /// no request.
-const HAND_OVER: Duration = Duration::from_millis(200);
+const HANDOVER_TIME: Duration = Duration::from_millis(200);
 
 /// Time to close the open connections after the grace period.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time to send the error events of interrupted streams, and the errors of waiting requests.
-const FAREWELL: Duration = Duration::from_millis(250);
+const ERROR_EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Time limit for sending the last traces.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
@@ -137,11 +137,11 @@ impl RouterHandle {
     /// port stays open, so that probes can read the state.
     pub async fn drain(&self, grace: Duration) -> bool {
         if self.router.config.reuse_port {
-            self.steer(Lifecycle::HandingOver);
-            sleep(HAND_OVER).await;
+            self.set_lifecycle(Lifecycle::HandingOver);
+            sleep(HANDOVER_TIME).await;
         }
         self.router.gate.close();
-        self.steer(Lifecycle::Draining);
+        self.set_lifecycle(Lifecycle::Draining);
         let in_flight = self.router.gate.in_flight();
         tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
         self.router.gate.drain(grace).await
@@ -152,12 +152,12 @@ impl RouterHandle {
     pub async fn stop(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         self.router.gate.close();
-        self.steer(Lifecycle::Stopping(deadline + FAREWELL));
+        self.set_lifecycle(Lifecycle::Stopping(deadline + ERROR_EVENT_TIMEOUT));
         self.following.lock().abort_all();
         if timeout_at(deadline, self.wait()).await.is_err() {
             self.router.gate.cut();
             // Sent again, so that the connections poll their streams.
-            self.steer(Lifecycle::Stopping(deadline + FAREWELL));
+            self.set_lifecycle(Lifecycle::Stopping(deadline + ERROR_EVENT_TIMEOUT));
             self.wait().await;
         }
         if let Some(tracer) = &self.router.tracer {
@@ -169,7 +169,7 @@ impl RouterHandle {
     }
 
     /// Sets the lifecycle. A router that is stopping does not go back to draining.
-    fn steer(&self, to: Lifecycle) {
+    fn set_lifecycle(&self, to: Lifecycle) {
         self.lifecycle.send_if_modified(|lifecycle| {
             let goes_on = !matches!(lifecycle, Lifecycle::Stopping(_))
                 || matches!(to, Lifecycle::Stopping(_));
@@ -217,7 +217,7 @@ pub async fn run(
         _ = drained => {}
         () = stop => {}
     }
-    handle.stop(LAST_WORDS).await;
+    handle.stop(CLOSE_TIMEOUT).await;
     Ok(())
 }
 

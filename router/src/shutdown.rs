@@ -59,7 +59,7 @@ impl Gate {
 
     /// Returns the output of `answering`, or `None` after the cut. The caller must poll it again after the cut;
     /// connections do so when their lifecycle changes.
-    pub async fn unless_cut<T>(
+    pub async fn until_cut<T>(
         &self,
         mut answering: Pin<Box<impl Future<Output = T> + ?Sized>>,
     ) -> Option<T> {

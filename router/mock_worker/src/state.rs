@@ -32,7 +32,7 @@ pub enum Order {
 }
 
 /// Polling interval of a stopped engine.
-const A_LITTLE: Duration = Duration::from_millis(5);
+const POLL_PERIOD: Duration = Duration::from_millis(5);
 
 /// One worker.
 pub struct State {
@@ -124,7 +124,7 @@ impl State {
             }
             self.freezer.passed().await;
             while self.fault.stops_engine() {
-                sleep(A_LITTLE).await;
+                sleep(POLL_PERIOD).await;
             }
             self.engine.lock().finish();
         }

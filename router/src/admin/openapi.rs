@@ -50,7 +50,7 @@ pub(super) async fn openapi(State(router): Shared) -> Json<Value> {
     let mut paths = Map::new();
     for (path, methods) in workers {
         let Value::Object(methods) = methods else { continue };
-        let passed = |method: &str| is_passed_on(method, &path);
+        let passed = |method: &str| is_forwarded(method, &path);
         let methods: Map<_, _> = methods.into_iter().filter(|(name, _)| passed(name)).collect();
         if !methods.is_empty() {
             paths.insert(path, methods.into());
@@ -72,7 +72,7 @@ pub(super) async fn openapi(State(router): Shared) -> Json<Value> {
 }
 
 /// Whether the router passes such a request on to a worker.
-fn is_passed_on(method: &str, path: &str) -> bool {
+fn is_forwarded(method: &str, path: &str) -> bool {
     let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes());
     let endpoint = method.ok().and_then(|method| Endpoint::of(&method, path).ok());
     endpoint.is_some_and(|endpoint| !matches!(endpoint, Endpoint::Admin | Endpoint::OpenApi))
@@ -113,7 +113,7 @@ mod tests {
         assert!(missing.is_empty(), "{missing:?}");
         for (method, path, _) in OWN {
             let is_own = registered.contains(path) || matches!(path, "/docs" | "/dashboard");
-            assert!(is_own || is_passed_on(method, path), "{path}");
+            assert!(is_own || is_forwarded(method, path), "{path}");
         }
     }
 }

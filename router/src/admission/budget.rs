@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::window::{SECONDS, Window};
 
 /// Retries a second that are always allowed, so that a router with few requests can retry.
-const ALWAYS: u64 = 10;
+const MIN_RETRIES: u64 = 10;
 
 /// Limits retries to a share of the requests of the last ten seconds.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Budget {
     /// Takes one retry from the budget. `requests` is the number of requests in the window. Returns false if the
     /// budget is used up.
     pub(crate) fn spend(&self, requests: u64, now: Instant) -> bool {
-        let allowed = (ALWAYS * SECONDS) as f64 + self.share * requests as f64;
+        let allowed = (MIN_RETRIES * SECONDS) as f64 + self.share * requests as f64;
         // Two threads may both take the last retry. The budget need not be exact.
         let affordable = (self.retries.sum(now) as f64) < allowed;
         if affordable {

@@ -15,7 +15,7 @@ use super::{
 use crate::{deadline_timer::DeadlineTimer, names::ModelName};
 
 /// Time after which the first request in a line tries again without a call.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PERIOD: Duration = Duration::from_millis(100);
 
 /// The line of a request: the line of its model if some worker serves that model, or the line of all other requests.
 pub type Lane = Option<ModelName>;
@@ -40,10 +40,10 @@ impl Lines {
     }
 
     /// Joins the line at its end, or behind the earlier requests of the client.
-    pub(super) fn join(&self, lane: Lane, client: Option<Client>) -> Standing<'_> {
+    pub(super) fn join(&self, lane: Lane, client: Option<Client>) -> LineGuard<'_> {
         let mut lines = self.lines.lock();
         let position = line_of(&mut lines, lane).end(client);
-        self.stand(lane, position, &mut lines)
+        self.insert(lane, position, &mut lines)
     }
 
     /// Returns a position before all requests that are no broken streams.
@@ -52,8 +52,8 @@ impl Lines {
     }
 
     /// Joins the line at `position`.
-    pub(super) fn join_at(&self, lane: Lane, position: Position) -> Standing<'_> {
-        self.stand(lane, position, &mut self.lines.lock())
+    pub(super) fn join_at(&self, lane: Lane, position: Position) -> LineGuard<'_> {
+        self.insert(lane, position, &mut self.lines.lock())
     }
 
     /// Calls the first request of each line that is not trying already: a worker may have room.
@@ -66,15 +66,15 @@ impl Lines {
         }
     }
 
-    fn stand(
+    fn insert(
         &self,
         lane: Lane,
         position: Position,
         lines: &mut Vec<(Lane, Line<()>)>,
-    ) -> Standing<'_> {
+    ) -> LineGuard<'_> {
         line_of(lines, lane).insert(position, None);
         self.count(lines);
-        Standing { lines: self, lane, position }
+        LineGuard { lines: self, lane, position }
     }
 
     fn count(&self, lines: &[(Lane, Line<()>)]) {
@@ -92,20 +92,20 @@ fn line_of(lines: &mut Vec<(Lane, Line<()>)>, lane: Lane) -> &mut Line<()> {
 }
 
 /// The position of a request in a line. Dropping it leaves the line.
-pub(super) struct Standing<'a> {
+pub(super) struct LineGuard<'a> {
     lines: &'a Lines,
     lane: Lane,
     position: Position,
 }
 
-impl Standing<'_> {
+impl LineGuard<'_> {
     pub(super) fn position(&self) -> Position {
         self.position
     }
 
     /// Waits for the turn of this request. Returns false if it has not come by `at`.
     pub(super) async fn turn(&self, timer: &mut DeadlineTimer, at: Instant) -> bool {
-        let &Standing { lines, lane, position } = self;
+        let &LineGuard { lines, lane, position } = self;
         let (call, mut called) = oneshot::channel();
         line_of(&mut lines.lines.lock(), lane).insert(position, Some(call));
         loop {
@@ -113,7 +113,7 @@ impl Standing<'_> {
             if now >= at {
                 return false;
             }
-            let pause = PAUSE.mul_f64(0.5 + fastrand::f64());
+            let pause = RETRY_PERIOD.mul_f64(0.5 + fastrand::f64());
             if timer.limit(at.min(now + pause), &mut called).await.is_some() {
                 return true;
             }
@@ -124,7 +124,7 @@ impl Standing<'_> {
     }
 }
 
-impl Drop for Standing<'_> {
+impl Drop for LineGuard<'_> {
     fn drop(&mut self) {
         let mut lines = self.lines.lines.lock();
         line_of(&mut lines, self.lane).remove(self.position);

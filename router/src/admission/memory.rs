@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// The limit as a multiple of --max-payload-size. A growing body takes up to twice its size, and one large body
 /// must not keep all others out.
-const LARGEST_BODIES: usize = 4;
+const MAX_BODIES: usize = 4;
 
 /// The memory of bodies in several pieces. A body in one piece is as small as a read buffer and does not count.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct BodyMemory {
 
 impl BodyMemory {
     pub(crate) fn new(max_payload_size: usize) -> Self {
-        let limit = max_payload_size.saturating_mul(LARGEST_BODIES);
+        let limit = max_payload_size.saturating_mul(MAX_BODIES);
         Self { limit, held: AtomicUsize::new(0) }
     }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::window::{SECONDS, Window};
 
 /// Largest value for Retry-After in seconds. A longer one would not follow from the present load.
-const LONGEST_ADVICE: u64 = 60;
+const MAX_RETRY_AFTER: u64 = 60;
 
 /// Counts the requests that leave the queue for a worker.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ fn wait(waiting: usize, left: u32, span: Duration) -> Duration {
 
 /// `wait` in whole seconds, for Retry-After.
 pub(super) fn seconds(wait: Duration) -> u64 {
-    wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, LONGEST_ADVICE)
+    wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, MAX_RETRY_AFTER)
 }
 
 #[cfg(test)]

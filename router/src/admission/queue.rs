@@ -19,7 +19,7 @@ use super::{
     Client,
     client::Clients,
     line::Position,
-    lines::{Lane, Lines, Standing},
+    lines::{Lane, LineGuard, Lines},
     outflow::{Outflow, seconds},
     shares::Shares,
     slots::{Permit, Slots},
@@ -127,7 +127,7 @@ impl Queue {
     }
 
     /// Takes a place for a request that was accepted before. Never refuses.
-    pub(crate) fn place_again(&self, client: Option<Client>) -> Place<'_> {
+    pub(crate) fn readmit(&self, client: Option<Client>) -> Place<'_> {
         if let Some(client) = client {
             self.shares.add(client);
         }
@@ -171,7 +171,7 @@ impl Queue {
     /// Joins the line: at its end, or behind the earlier requests of the client. Refuses like `place`.
     pub(crate) fn join(&self, lane: Lane, client: Option<Client>) -> Result<Ticket<'_>, Error> {
         let place = self.place(client)?;
-        Ok(Ticket { place, standing: self.lines.join(lane, client) })
+        Ok(Ticket { place, line_guard: self.lines.join(lane, client) })
     }
 
     /// Joins the line before all requests without a response, for a broken stream. Never refuses: the client has a
@@ -183,20 +183,20 @@ impl Queue {
     /// Returns to the position that the request had before a worker seemed to take it. Never refuses: later
     /// requests are in the queue.
     pub(crate) fn return_to(&self, lane: Lane, position: Position) -> Ticket<'_> {
-        let place = self.place_again(position.client());
-        Ticket { place, standing: self.lines.join_at(lane, position) }
+        let place = self.readmit(position.client());
+        Ticket { place, line_guard: self.lines.join_at(lane, position) }
     }
 }
 
 /// The ticket of a request that waits in a line. It is kept while the request tries again. Dropping it leaves the line.
 pub(crate) struct Ticket<'a> {
     place: Place<'a>,
-    standing: Standing<'a>,
+    line_guard: LineGuard<'a>,
 }
 
 impl Ticket<'_> {
     pub(crate) fn position(&self) -> Position {
-        self.standing.position()
+        self.line_guard.position()
     }
 
     /// Ends the wait: a worker has taken the request.
@@ -211,7 +211,7 @@ impl Ticket<'_> {
 
     /// Waits for the turn of this request. Returns false if it has not come by `at`.
     pub(crate) async fn turn(&self, timer: &mut DeadlineTimer, at: Instant) -> bool {
-        self.standing.turn(timer, at).await
+        self.line_guard.turn(timer, at).await
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
         places.extend((0..2).map(|_| queue.place(other).expect("half of the rest")));
         assert!(queue.place(other).is_err() && queue.place(flood).is_err());
         // A broken stream of the flood still gets its place.
-        places.push(queue.place_again(flood));
+        places.push(queue.readmit(flood));
         drop(places);
         assert!(queue.place(flood).is_ok());
         assert_eq!(queue.waiting(), 0);

@@ -58,7 +58,7 @@ impl Slots {
             state.line.insert(position, Some(call));
             position
         };
-        let _standing = Standing { slots: self, position };
+        let _guard = LineGuard { slots: self, position };
         timer.limit(at, called).await?.ok()
     }
 
@@ -86,12 +86,12 @@ impl Drop for Permit {
     }
 }
 
-struct Standing<'a> {
+struct LineGuard<'a> {
     slots: &'a Slots,
     position: Position,
 }
 
-impl Drop for Standing<'_> {
+impl Drop for LineGuard<'_> {
     fn drop(&mut self) {
         self.slots.0.lock().line.remove(self.position);
     }

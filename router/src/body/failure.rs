@@ -25,7 +25,7 @@ pub enum Failure {
     #[error("the worker has sent nothing for {0:?}")]
     Stuck(Duration),
     #[error("the worker sends other streams and has sent nothing of this one for {0:?}")]
-    Neglected(Duration),
+    Starved(Duration),
     #[error("the worker sent an event without end")]
     Endless,
     #[error("the worker broke and no other could continue: {0}")]
@@ -41,7 +41,7 @@ impl Failure {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Broken(_) | Self::Truncated | Self::WorkerEnded => "stream_broken",
-            Self::Stuck(_) | Self::Neglected(_) => "stream_stuck",
+            Self::Stuck(_) | Self::Starved(_) => "stream_stuck",
             Self::Endless => "bad_stream",
             Self::NotContinued(_) => "stream_not_continued",
             Self::Timeout => "timeout",
@@ -50,19 +50,19 @@ impl Failure {
     }
 
     /// Whether the failure is the fault of the worker, so that another worker may continue the stream.
-    pub fn is_of_worker(&self) -> bool {
+    pub fn is_worker_fault(&self) -> bool {
         matches!(
             self,
             Self::Broken(_)
                 | Self::Truncated
                 | Self::WorkerEnded
                 | Self::Stuck(_)
-                | Self::Neglected(_)
+                | Self::Starved(_)
         )
     }
 
     /// Records the failure on the worker.
-    pub fn blame(&self, router: &Router, guard: &mut LoadGuard) {
+    pub fn record_on_worker(&self, router: &Router, guard: &mut LoadGuard) {
         match self {
             Self::Broken(_) | Self::WorkerEnded => {
                 guard.record(Outcome::Failed);
@@ -76,7 +76,7 @@ impl Failure {
                 guard.record(Outcome::Late(*pause));
                 router.suspect(guard.worker(), UpstreamFailure::Stuck, self);
             }
-            Self::Neglected(pause) => {
+            Self::Starved(pause) => {
                 // A lower bound of the pause, which might have ended.
                 guard.worker().stream_paused(*pause);
                 router.metrics.upstream_error(UpstreamFailure::Stuck);

@@ -24,7 +24,7 @@ impl PlainBody {
         let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.guard);
         // An answer that is too long to be read before its head is sent is not searched for counts.
         if let Some(whole) = frames.whole().cloned() {
-            usage.look(&job, &mut frames.guard, &whole);
+            usage.read(&job, &mut frames.guard, &whole);
             if head.status.is_success() {
                 usage.ends(&frames.guard);
             }
@@ -50,7 +50,7 @@ impl PlainBody {
             }
         };
         self.failed = true;
-        failure.blame(&self.job.router, &mut self.frames.guard);
+        failure.record_on_worker(&self.job.router, &mut self.frames.guard);
         Poll::Ready(Some(Err(failure)))
     }
 

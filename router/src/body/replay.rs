@@ -15,10 +15,10 @@ use crate::engine::{
 };
 
 /// Largest length of the opaque value in bytes.
-const LONGEST_ANSWER: usize = 512;
+const MAX_ANSWER: usize = 512;
 
 /// Largest number of continuations of a stream. A request that breaks more workers is probably the cause itself.
-const MOST_REPLAYS: u32 = 3;
+const MAX_REPLAYS: u32 = 3;
 
 /// The continuation state of one stream.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Replay {
     }
 
     /// Takes the opaque value of the worker that continues. Returns false if that worker cannot.
-    pub fn go_on(&mut self, headers: &mut HeaderMap) -> bool {
+    pub fn resume_with(&mut self, headers: &mut HeaderMap) -> bool {
         let answer = headers.remove(HEADER).filter(is_good);
         answer.map(|answer| self.answer = answer).is_some()
     }
@@ -72,7 +72,7 @@ impl Replay {
 
     /// Whether the stream could be continued if it broke now.
     pub fn is_possible(&self) -> bool {
-        !self.lost_track && self.replays < MOST_REPLAYS
+        !self.lost_track && self.replays < MAX_REPLAYS
     }
 
     /// Returns the body for the next worker, and counts the continuation. `None` if the stream cannot be continued.
@@ -103,7 +103,7 @@ impl Replay {
 
 fn is_good(answer: &HeaderValue) -> bool {
     let visible = answer.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
-    visible && (1..=LONGEST_ANSWER).contains(&answer.len())
+    visible && (1..=MAX_ANSWER).contains(&answer.len())
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
     fn the_number_of_continuations_is_bounded() {
         let body = Bytes::from_static(b"{}");
         let mut progressing = replay("a").expect("a good answer");
-        for _ in 0..MOST_REPLAYS {
+        for _ in 0..MAX_REPLAYS {
             assert_eq!(progressing.read(b"data: {}\n\n"), 0);
             assert!(progressing.next_body(&body).is_some());
         }

@@ -10,25 +10,25 @@ use tokio::time::Instant;
 use crate::deadline_timer::DeadlineTimer;
 
 /// A stream may be stuck after a pause of this many times its mean pause.
-const PATIENCE: u32 = 20;
+const MAX_PAUSE_FACTOR: u32 = 20;
 
 /// Pause after which a stream checks whether its worker is lost. --inter-token-timeout-secs counts if it is shorter.
-pub const QUIET: Duration = Duration::from_secs(1);
+pub const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// Time between two such checks.
-const GLANCE: Duration = Duration::from_millis(250);
+const WORKER_CHECK_PERIOD: Duration = Duration::from_millis(250);
 
-/// Number of frames after which a stream has a known pace.
-const PACE_KNOWN: u32 = 16;
+/// Number of frames after which the mean pause of a stream is known.
+const MIN_FRAMES: u32 = 16;
 
-/// A stream of known pace may be neglected after this part of --inter-token-timeout-secs.
-const NEGLECT: f64 = 0.4;
+/// A stream whose mean pause is known may be starved after this part of --inter-token-timeout-secs.
+const STARVED_AFTER: f64 = 0.4;
 
 /// Time until the next check of a stream that may be stuck while its worker may come back.
-const SECOND_LOOK: Duration = Duration::from_secs(1);
+const STALL_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The silence of workers is measured in milliseconds, so it may seem shorter than the pause by this much.
-const GRAIN: Duration = Duration::from_millis(1);
+const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// The action that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +36,9 @@ pub enum Due {
     /// Send a comment that keeps the connection to the client open.
     KeepAlive,
     /// Check whether the worker has been found dead or frozen.
-    Glance,
+    WorkerCheck,
     /// Check whether the stream is stuck, after at least this pause.
-    Look(Duration),
+    StallCheck(Duration),
     /// The deadline of the request has passed.
     End,
 }
@@ -51,8 +51,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn quiet(&self) -> Duration {
-        QUIET.min(self.inter_token)
+    fn first_worker_check(&self) -> Duration {
+        MIN_SILENCE.min(self.inter_token)
     }
 }
 
@@ -61,20 +61,29 @@ impl Limits {
 pub struct Silence {
     limits: Limits,
     end: Instant,
-    begun: Instant,
+    started: Instant,
     frames: u32,
     /// Time of the last frame.
     last_frame: Instant,
-    glance: Instant,
-    look: Instant,
+    worker_check: Instant,
+    stall_check: Instant,
     keepalive: Instant,
 }
 
 impl Silence {
     pub fn new(limits: Limits, end: Instant, now: Instant) -> Self {
-        let (look, keepalive) = (now + limits.inter_token, now + limits.keepalive);
-        let glance = now + limits.quiet();
-        Self { limits, end, begun: now, frames: 0, last_frame: now, glance, look, keepalive }
+        let (stall_check, keepalive) = (now + limits.inter_token, now + limits.keepalive);
+        let worker_check = now + limits.first_worker_check();
+        Self {
+            limits,
+            end,
+            started: now,
+            frames: 0,
+            last_frame: now,
+            worker_check,
+            stall_check,
+            keepalive,
+        }
     }
 
     /// Records a frame that the client gets. Returns the pause before the frame.
@@ -89,14 +98,14 @@ impl Silence {
     /// Restarts silence and mean pause for another worker. The pause in which the previous worker was lost would
     /// make the mean many times as long.
     pub fn restart(&mut self, now: Instant) {
-        (self.begun, self.frames) = (now, 0);
+        (self.started, self.frames) = (now, 0);
         self.counts_from(now);
     }
 
     fn counts_from(&mut self, now: Instant) {
         self.last_frame = now;
-        self.glance = now + self.limits.quiet();
-        self.look = now + self.limits.inter_token;
+        self.worker_check = now + self.limits.first_worker_check();
+        self.stall_check = now + self.limits.inter_token;
     }
 
     /// Moves the deadline forward after the last event: the end of the response must come soon.
@@ -107,23 +116,25 @@ impl Silence {
     /// Ready when an action is due.
     pub fn poll(&mut self, timer: &mut DeadlineTimer, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
-            let next = self.end.min(self.glance).min(self.look).min(self.keepalive);
+            let next = self.end.min(self.worker_check).min(self.stall_check).min(self.keepalive);
             ready!(timer.poll(next, cx));
             let now = Instant::now();
-            let patient_until = self.last_frame + self.patience();
+            let stuck_after = self.last_frame + self.longest_pause();
             if now >= self.end {
                 return Poll::Ready(Due::End);
             } else if now >= self.keepalive {
                 self.keepalive = now + self.limits.keepalive;
                 return Poll::Ready(Due::KeepAlive);
-            } else if now >= self.glance {
-                self.glance = now + GLANCE;
-                return Poll::Ready(Due::Glance);
-            } else if now >= self.look && now < patient_until {
-                self.look = patient_until;
-            } else if now >= self.look {
-                self.look = now + SECOND_LOOK;
-                return Poll::Ready(Due::Look((now - self.last_frame).saturating_sub(GRAIN)));
+            } else if now >= self.worker_check {
+                self.worker_check = now + WORKER_CHECK_PERIOD;
+                return Poll::Ready(Due::WorkerCheck);
+            } else if now >= self.stall_check && now < stuck_after {
+                self.stall_check = stuck_after;
+            } else if now >= self.stall_check {
+                self.stall_check = now + STALL_CHECK_PERIOD;
+                return Poll::Ready(Due::StallCheck(
+                    (now - self.last_frame).saturating_sub(CLOCK_RESOLUTION),
+                ));
             }
         }
     }
@@ -134,18 +145,18 @@ impl Silence {
     }
 
     /// The longest pause that is normal for this stream while its worker sends other streams.
-    pub fn neglect_limit(&self) -> Duration {
-        let part = if self.frames < PACE_KNOWN { 1.0 } else { NEGLECT };
-        self.limits.inter_token.mul_f64(part).max(self.mean_pause() * PATIENCE)
+    pub fn starvation_limit(&self) -> Duration {
+        let part = if self.frames < MIN_FRAMES { 1.0 } else { STARVED_AFTER };
+        self.limits.inter_token.mul_f64(part).max(self.mean_pause() * MAX_PAUSE_FACTOR)
     }
 
     /// The longest pause that is normal for this stream.
-    fn patience(&self) -> Duration {
-        self.limits.inter_token.max(self.mean_pause() * PATIENCE)
+    fn longest_pause(&self) -> Duration {
+        self.limits.inter_token.max(self.mean_pause() * MAX_PAUSE_FACTOR)
     }
 
     fn mean_pause(&self) -> Duration {
-        (self.last_frame - self.begun) / self.frames.max(1)
+        (self.last_frame - self.started) / self.frames.max(1)
     }
 }
 
@@ -159,28 +170,28 @@ mod tests {
         Limits { keepalive: Duration::from_secs(15), inter_token: Duration::from_secs(5) };
 
     struct Stream {
-        begun: Instant,
+        started: Instant,
         silence: Silence,
         timer: DeadlineTimer,
     }
 
     impl Stream {
         fn new(limits: Limits, seconds: u64) -> Self {
-            let begun = Instant::now();
-            let end = begun + Duration::from_secs(seconds);
+            let started = Instant::now();
+            let end = started + Duration::from_secs(seconds);
             Self {
-                begun,
-                silence: Silence::new(limits, end, begun),
+                started,
+                silence: Silence::new(limits, end, started),
                 timer: DeadlineTimer::new(end),
             }
         }
 
-        /// The next action, except glances, and its second in the stream.
+        /// The next action, except worker checks, and its second in the stream.
         async fn next(&mut self) -> (u64, Due) {
             loop {
                 let due = poll_fn(|cx| self.silence.poll(&mut self.timer, cx)).await;
-                if due != Due::Glance {
-                    return (self.begun.elapsed().as_secs(), due);
+                if due != Due::WorkerCheck {
+                    return (self.started.elapsed().as_secs(), due);
                 }
             }
         }
@@ -193,18 +204,18 @@ mod tests {
         let mut seen = Vec::new();
         while seen.last() != Some(&(17, "end")) {
             seen.push(match stream.next().await {
-                (second, Due::Look(pause)) => {
-                    assert_eq!((pause + GRAIN).as_secs(), second);
-                    (second, "look")
+                (second, Due::StallCheck(pause)) => {
+                    assert_eq!((pause + CLOCK_RESOLUTION).as_secs(), second);
+                    (second, "stall_check")
                 }
                 (second, Due::KeepAlive) => (second, "keepalive"),
                 (second, Due::End) => (second, "end"),
-                (_, Due::Glance) => unreachable!("left out"),
+                (_, Due::WorkerCheck) => unreachable!("left out"),
             });
         }
-        let looks = seen.iter().filter(|(_, due)| *due == "look").count();
+        let looks = seen.iter().filter(|(_, due)| *due == "stall_check").count();
         assert!((10..=13).contains(&looks), "{seen:?}");
-        assert_eq!(seen[0], (5, "look"));
+        assert_eq!(seen[0], (5, "stall_check"));
         let signs: Vec<_> = seen.iter().filter(|(_, due)| *due == "keepalive").collect();
         assert_eq!(signs, [&(15, "keepalive")]);
     }
@@ -218,17 +229,20 @@ mod tests {
             stream.silence.received(Instant::now());
         }
         let (second, due) = stream.next().await;
-        assert!((119..=121).contains(&second) && matches!(due, Due::Look(_)), "{second} {due:?}");
+        assert!(
+            (119..=121).contains(&second) && matches!(due, Due::StallCheck(_)),
+            "{second} {due:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn pause_of_a_lost_worker_does_not_extend_the_next_timeout() {
         let mut stream = Stream::new(LIMITS, 3600);
         stream.silence.received(Instant::now());
-        assert!(matches!(stream.next().await, (5, Due::Look(_))));
+        assert!(matches!(stream.next().await, (5, Due::StallCheck(_))));
         stream.silence.restart(Instant::now());
         stream.silence.received(Instant::now());
-        assert!(matches!(stream.next().await, (10, Due::Look(_))));
+        assert!(matches!(stream.next().await, (10, Due::StallCheck(_))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -242,18 +256,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quiet_stream_checks_its_worker_from_the_first_second() {
+    async fn silent_stream_checks_its_worker_from_the_first_second() {
         let mut stream = Stream::new(LIMITS, 3600);
         for quarter in 4..12 {
             let due = poll_fn(|cx| stream.silence.poll(&mut stream.timer, cx)).await;
-            assert_eq!((due, stream.begun.elapsed() / 250), (Due::Glance, GLANCE * quarter / 250));
+            assert_eq!(
+                (due, stream.started.elapsed() / 250),
+                (Due::WorkerCheck, WORKER_CHECK_PERIOD * quarter / 250)
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn after_the_last_event_the_deadline_is_near() {
         let mut stream = Stream::new(LIMITS, 3600);
-        stream.silence.end_by(stream.begun + Duration::from_secs(1));
+        stream.silence.end_by(stream.started + Duration::from_secs(1));
         assert_eq!(stream.next().await, (1, Due::End));
     }
 }

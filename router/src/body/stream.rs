@@ -20,7 +20,7 @@ use crate::{
     body::{
         failure::Failure,
         replay::Replay,
-        silence::{Due, Limits, QUIET, Silence},
+        silence::{Due, Limits, MIN_SILENCE, Silence},
         usage,
         worker::WorkerFrames,
     },
@@ -33,7 +33,7 @@ use crate::{
     router::Router,
     wire::{
         events::{Events, Piece, parts},
-        headers::say_event_stream,
+        headers::content_type_is_event_stream,
     },
 };
 
@@ -44,10 +44,10 @@ const PING: Bytes = Bytes::from_static(b": ping\n\n");
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
 /// Time for the worker to end its response after the last event, so that the connection can be reused.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A stream may pause this many times as long on a worker that only reports progress as on one that sends other bytes.
-const UNSEEN: u32 = 10;
+const PROGRESS_ONLY_FACTOR: u32 = 10;
 
 /// The stream. It owns all resources of its request, so dropping it releases them.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
@@ -67,13 +67,13 @@ pub struct EventStream {
     /// Whether the last event completes the answer.
     is_answer: bool,
     /// Whether the last event has been passed on.
-    all_said: bool,
+    last_event_sent: bool,
 }
 
 #[expect(clippy::large_enum_variant, reason = "the stream itself is boxed")]
 enum State {
     /// A worker sends. Fields are dropped in this order: the load is released before the request counts as ended.
-    Flowing { frames: WorkerFrames, job: Job },
+    Streaming { frames: WorkerFrames, job: Job },
     /// Another worker is being asked to continue.
     Resuming(Resuming),
     /// The stream has ended.
@@ -93,7 +93,7 @@ struct Resuming {
 /// Whether a response is an uncompressed stream of events.
 pub fn is_event_stream(head: &Parts) -> bool {
     head.status == StatusCode::OK
-        && say_event_stream(&head.headers) == Some(true)
+        && content_type_is_event_stream(&head.headers) == Some(true)
         && !head.headers.contains_key(header::CONTENT_ENCODING)
 }
 
@@ -121,7 +121,7 @@ impl EventStream {
         Self {
             silence: Silence::new(limits, job.deadline, Instant::now()),
             endpoint: job.endpoint,
-            state: State::Flowing { frames, job },
+            state: State::Streaming { frames, job },
             events: Events::default(),
             frame: Bytes::new(),
             replay,
@@ -129,7 +129,7 @@ impl EventStream {
             asked_usage,
             is_last: false,
             is_answer: false,
-            all_said: false,
+            last_event_sent: false,
         }
     }
 
@@ -143,7 +143,7 @@ impl EventStream {
             let is_cut = self.is_cut();
             let polled = match &mut self.state {
                 _ if is_cut => Err(Failure::Stopping),
-                State::Flowing { .. } => ready!(self.flow(cx)),
+                State::Streaming { .. } => ready!(self.poll_worker(cx)),
                 State::Resuming(resuming) => match ready!(resuming.poll(cx)) {
                     Some(resumed) => match self.resume(resumed) {
                         Ok(()) => continue,
@@ -171,15 +171,15 @@ impl EventStream {
     /// Whether the router is shutting down and the stream has not ended.
     fn is_cut(&self) -> bool {
         let router = match &self.state {
-            State::Flowing { job, .. } => &job.router,
+            State::Streaming { job, .. } => &job.router,
             State::Resuming(resuming) => &resuming.router,
             State::Over => return false,
         };
-        router.gate.is_cut() && !self.all_said
+        router.gate.is_cut() && !self.last_event_sent
     }
 
     /// The next bytes from the worker; `None` when the stream is complete.
-    fn flow(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Failure>> {
+    fn poll_worker(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Failure>> {
         loop {
             match self.events.next(&mut self.frame) {
                 Ok(Some(piece)) => match self.pass(piece) {
@@ -189,19 +189,19 @@ impl EventStream {
                 Ok(None) => {}
                 Err(_) => return Poll::Ready(Err(Failure::Endless)),
             }
-            let State::Flowing { frames, job } = &mut self.state else {
+            let State::Streaming { frames, job } = &mut self.state else {
                 return Poll::Ready(Ok(None));
             };
             match frames.poll_next(cx) {
                 Poll::Ready(Some(Ok((frame, now)))) => {
                     self.frame = frame;
                     let pause = self.silence.received(now);
-                    if pause >= QUIET {
+                    if pause >= MIN_SILENCE {
                         frames.worker().stream_paused(pause);
                     }
                     continue;
                 }
-                Poll::Ready(_) if self.all_said => return Poll::Ready(Ok(None)),
+                Poll::Ready(_) if self.last_event_sent => return Poll::Ready(Ok(None)),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Failure::Broken(error))),
                 Poll::Ready(None) if job.endpoint.generates() => {
                     return Poll::Ready(Err(Failure::Truncated));
@@ -215,19 +215,21 @@ impl EventStream {
                 Poll::Pending => {}
             }
             match ready!(self.silence.poll(&mut job.timer, cx)) {
-                Due::End if self.all_said => return Poll::Ready(Ok(None)),
+                Due::End if self.last_event_sent => return Poll::Ready(Ok(None)),
                 Due::End => return Poll::Ready(Err(Failure::Timeout)),
-                Due::KeepAlive if self.events.is_between() => return Poll::Ready(Ok(Some(PING))),
-                Due::Look(pause) if self.is_stuck(pause) => {
+                Due::KeepAlive if self.events.is_between_events() => {
+                    return Poll::Ready(Ok(Some(PING)));
+                }
+                Due::StallCheck(pause) if self.is_stuck(pause) => {
                     return Poll::Ready(Err(Failure::Stuck(pause)));
                 }
-                Due::Glance if self.is_lost() => {
+                Due::WorkerCheck if self.is_lost() => {
                     return Poll::Ready(Err(Failure::Stuck(self.silence.length())));
                 }
-                Due::Glance if self.is_neglected() => {
-                    return Poll::Ready(Err(Failure::Neglected(self.silence.length())));
+                Due::WorkerCheck if self.is_starved() => {
+                    return Poll::Ready(Err(Failure::Starved(self.silence.length())));
                 }
-                Due::KeepAlive | Due::Glance | Due::Look(_) => {}
+                Due::KeepAlive | Due::WorkerCheck | Due::StallCheck(_) => {}
             }
         }
     }
@@ -235,7 +237,7 @@ impl EventStream {
     /// Returns the part of a piece that is for the client.
     fn pass(&mut self, piece: Piece) -> Result<Bytes, Failure> {
         let Piece { mut bytes, begins, ends } = piece;
-        if self.all_said {
+        if self.last_event_sent {
             return Ok(Bytes::new());
         }
         if begins {
@@ -245,15 +247,15 @@ impl EventStream {
             }
         }
         if self.is_last && ends {
-            self.all_said = true;
+            self.last_event_sent = true;
             // An error is no evidence on the worker: the request may be the cause.
-            if let State::Flowing { frames, .. } = &mut self.state
+            if let State::Streaming { frames, .. } = &mut self.state
                 && self.is_answer
             {
                 frames.guard.record(Outcome::Answered);
                 self.usage.ends(&frames.guard);
             }
-            self.silence.end_by(Instant::now() + LAST_WORDS);
+            self.silence.end_by(Instant::now() + END_TIMEOUT);
         }
         Ok(bytes)
     }
@@ -276,8 +278,8 @@ impl EventStream {
             // The event has only token ids; their text follows later.
             return Ok(Bytes::new());
         }
-        if let State::Flowing { frames, job } = &mut self.state {
-            self.usage.look(job, &mut frames.guard, data);
+        if let State::Streaming { frames, job } = &mut self.state {
+            self.usage.read(job, &mut frames.guard, data);
         }
         if let Some(replay) = &mut self.replay {
             replay.passed(&bytes);
@@ -288,9 +290,9 @@ impl EventStream {
     /// Whether the worker has been found dead or frozen, and another one can continue. Requests a health check if
     /// no response of the worker makes progress.
     fn is_lost(&self) -> bool {
-        let State::Flowing { frames, .. } = &self.state else { return false };
+        let State::Streaming { frames, .. } = &self.state else { return false };
         let worker = frames.worker();
-        if worker.silent_for() >= QUIET {
+        if worker.silent_for() >= MIN_SILENCE {
             worker.probe_now();
         }
         worker.is_lost() && self.is_replayable()
@@ -303,22 +305,23 @@ impl EventStream {
     /// Whether a stream with this pause is stuck. A false positive costs the answer if the stream cannot be
     /// continued, so then only a worker out of rotation counts.
     fn is_stuck(&self, pause: Duration) -> bool {
-        let State::Flowing { frames, job } = &self.state else { return false };
+        let State::Streaming { frames, job } = &self.state else { return false };
         let worker = frames.worker();
         let is_stuck = || self.is_replayable() && worker.is_silent_for(pause);
         let is_gone = worker.phase() != Phase::Healthy || worker.is_frozen();
         is_gone || is_stuck() && job.router.registry.has_other(worker)
     }
 
-    /// Whether this stream alone is stuck: it pauses longer than its pace and the latest pauses of the worker's streams
-    /// explain, but the worker has sent other bytes, or answered the check of its engine, in the last two thirds of
-    /// the pause. A worker without such bytes that reports progress has [`UNSEEN`] times the limit.
-    fn is_neglected(&self) -> bool {
-        let State::Flowing { frames, job } = &self.state else { return false };
+    /// Whether this stream alone is stuck. Its pause is longer than the limit, which follows from its mean pause and
+    /// from the latest pauses of the worker's streams. In the last two thirds of the pause, the worker has sent other
+    /// bytes, or answered the check of its engine. If it only reports progress, the limit is [`PROGRESS_ONLY_FACTOR`]
+    /// times as long.
+    fn is_starved(&self) -> bool {
+        let State::Streaming { frames, job } = &self.state else { return false };
         let (worker, pause) = (frames.worker(), self.silence.length());
-        let limit = worker.pause_limit(self.silence.neglect_limit());
+        let limit = worker.pause_limit(self.silence.starvation_limit());
         let sends = || worker.silent_for() * 3 <= pause * 2;
-        let is_late = || worker.makes_progress() && pause >= limit * UNSEEN;
+        let is_late = || worker.makes_progress() && pause >= limit * PROGRESS_ONLY_FACTOR;
         pause >= limit
             && (sends() || is_late())
             && self.is_replayable()
@@ -328,11 +331,11 @@ impl EventStream {
     /// Handles a failure: starts a continuation, or returns the last bytes for the client.
     fn fail(&mut self, failure: Failure) -> Option<Result<Bytes, Failure>> {
         let state = std::mem::replace(&mut self.state, State::Over);
-        let whole = self.events.is_between();
+        let whole = self.events.is_between_events();
         // Bindings are dropped in reverse order: the frames before the job.
-        if let State::Flowing { mut job, mut frames } = state {
-            failure.blame(&job.router, &mut frames.guard);
-            let replay = self.replay.as_mut().filter(|_| whole && failure.is_of_worker());
+        if let State::Streaming { mut job, mut frames } = state {
+            failure.record_on_worker(&job.router, &mut frames.guard);
+            let replay = self.replay.as_mut().filter(|_| whole && failure.is_worker_fault());
             if replay.as_ref().is_some_and(|replay| replay.is_complete()) {
                 return Some(Ok(DONE));
             }
@@ -352,7 +355,7 @@ impl EventStream {
                 return None;
             }
             if let Some(log) = &job.log {
-                log.broke();
+                log.mark_broken();
             }
         }
         Some(if whole { Ok(failure.to_event(self.endpoint)) } else { Err(failure) })
@@ -367,7 +370,7 @@ impl EventStream {
         })?;
         let replay = self.replay.as_mut();
         let goes_on = is_event_stream(&answer.head)
-            && replay.is_some_and(|replay| replay.go_on(&mut answer.head.headers));
+            && replay.is_some_and(|replay| replay.resume_with(&mut answer.head.headers));
         let frames = WorkerFrames::new(answer.first, answer.rest, answer.guard);
         self.asked_usage = answer.asked_usage;
         if !goes_on {
@@ -377,7 +380,7 @@ impl EventStream {
         }
         replays.increment(ReplayOutcome::Continued);
         self.silence.restart(Instant::now());
-        self.state = State::Flowing { frames, job };
+        self.state = State::Streaming { frames, job };
         Ok(())
     }
 }
@@ -411,7 +414,7 @@ impl Resuming {
 impl Drop for EventStream {
     fn drop(&mut self) {
         let router = match &self.state {
-            State::Flowing { job, .. } if !self.all_said => &job.router,
+            State::Streaming { job, .. } if !self.last_event_sent => &job.router,
             State::Resuming(resuming) => &resuming.router,
             _ => return,
         };

@@ -41,7 +41,7 @@ impl Reader {
     }
 
     /// Reads an event, or a whole body.
-    pub fn look(&mut self, job: &Job, guard: &mut LoadGuard, json: &[u8]) {
+    pub fn read(&mut self, job: &Job, guard: &mut LoadGuard, json: &[u8]) {
         if let Some(reported) = self.find.and_then(|find| find(json)) {
             self.report(job, guard, reported);
         }

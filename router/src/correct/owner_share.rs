@@ -15,14 +15,14 @@ const DECAY: f64 = 0.98;
 
 /// Least total weight of the observations for a result. A single observation counts for one minute: a higher bound
 /// would delay the cooperation of several routers, and a false finding after a restart concerns one owner only.
-const LEAST: f64 = 0.5;
+const MIN_WEIGHT: f64 = 0.5;
 
 /// Share of unknown tokens found cached above which other routers must exist.
-const OTHERS: f64 = 0.02;
+const MIN_FOUND_SHARE: f64 = 0.02;
 
 /// Least share that is expected at an owner if other routers exist. A router that does not send its prompts to
 /// their owners would never find the prompts of other routers there.
-const TRUST: f64 = 0.7;
+const MIN_OWNER_SHARE: f64 = 0.7;
 
 /// Tokens that may be cached without other routers: the chat template is shared by all prompts.
 const SLACK: u64 = 6 * BLOCK_TOKENS as u64;
@@ -63,12 +63,16 @@ impl OwnerShare {
     /// The share at `now`, from 0 to 1.
     pub fn share(&self, now: Instant) -> f64 {
         let sums = self.0.lock();
-        if sums.count * sums.fading(now) < LEAST {
+        if sums.count * sums.fading(now) < MIN_WEIGHT {
             return 0.0;
         }
         let share = |cached: f64, prompt: f64| if prompt > 0.0 { cached / prompt } else { 0.0 };
         let at_owner = share(sums.cached_at_owner, sums.prompt_at_owner).min(1.0);
-        if share(sums.cached, sums.prompt) > OTHERS { at_owner.max(TRUST) } else { at_owner }
+        if share(sums.cached, sums.prompt) > MIN_FOUND_SHARE {
+            at_owner.max(MIN_OWNER_SHARE)
+        } else {
+            at_owner
+        }
     }
 }
 
@@ -119,7 +123,7 @@ mod tests {
         }
         assert!(is_zero(&shares, now));
         shares.observe(false, 3000, 3000, now);
-        assert!((shares.share(now) - TRUST).abs() < 1e-9);
+        assert!((shares.share(now) - MIN_OWNER_SHARE).abs() < 1e-9);
         for _ in 0..200 {
             shares.observe(true, 1000, 900, now);
         }
@@ -134,8 +138,8 @@ mod tests {
     fn an_observation_fades_although_nothing_refutes_it() {
         let (shares, now) = (OwnerShare::default(), Instant::now());
         shares.observe(true, 2000, 1600, now);
-        assert!(shares.share(now) >= TRUST);
-        assert!(shares.share(now + HALF_LIFE / 2) >= TRUST);
+        assert!(shares.share(now) >= MIN_OWNER_SHARE);
+        assert!(shares.share(now + HALF_LIFE / 2) >= MIN_OWNER_SHARE);
         assert!(is_zero(&shares, now + 2 * HALF_LIFE));
     }
 }

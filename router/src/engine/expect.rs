@@ -5,7 +5,7 @@ use http::HeaderMap;
 use memchr::memchr;
 use serde::{Deserialize, de::IgnoredAny};
 
-use crate::{endpoint::Endpoint, key::RouteKey, wire::headers::say_event_stream};
+use crate::{endpoint::Endpoint, key::RouteKey, wire::headers::content_type_is_event_stream};
 
 /// The expected form of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Expect {
         let text = first.trim_ascii_start();
         match self {
             Self::Anything => Ok(()),
-            Self::Events(_) if say_event_stream(headers) == Some(false) => {
+            Self::Events(_) if content_type_is_event_stream(headers) == Some(false) => {
                 Err("not an event stream")
             }
             Self::Events(_) if first.is_empty() => Err("an event stream without an event"),

@@ -24,8 +24,8 @@ impl HealthReport {
         self.status == "stuck"
     }
 
-    /// Whether a good check vouches for the engine, and not only for the HTTP server.
-    pub(crate) fn vouches_for_engine(&self) -> bool {
+    /// Whether a good check covers the engine, and not only the HTTP server.
+    pub(crate) fn covers_engine(&self) -> bool {
         self.last_step_age.is_some()
     }
 }

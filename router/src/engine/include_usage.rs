@@ -16,14 +16,14 @@ use crate::{key::json::Cursor, wire::events::parts};
 const INCLUDE_USAGE: &[u8] = br#""stream_options":{"include_usage":true}"#;
 
 /// A longer body is not copied to add the field.
-const MOST_COPIED: usize = 1 << 20;
+const MAX_COPIED: usize = 1 << 20;
 
 static USAGE: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
 /// Returns `body` with a request for the counts. `None` if the body is too long to copy, or does not end like an
 /// object.
 pub(crate) fn ask(body: &[u8]) -> Option<Bytes> {
-    if body.len() > MOST_COPIED { None } else { with_field(body, INCLUDE_USAGE) }
+    if body.len() > MAX_COPIED { None } else { with_field(body, INCLUDE_USAGE) }
 }
 
 /// Returns the part of a complete event that the client gets: nothing if the event has only counts.

@@ -10,7 +10,7 @@ const LAST_NAMES: [&[u8]; 5] =
 const ERROR_NAMES: [&[u8]; 2] = [b"response.failed", b"error"];
 
 /// Codes of error events by which a worker of this project says that it is stopping: another worker can continue.
-const GOING_AWAY: [&[u8]; 3] =
+const STOPPING_CODES: [&[u8]; 3] =
     [b"\"code\":\"scheduler_ended\"", b"\"code\":\"draining\"", b"\"code\":\"engine_died\""];
 
 /// Whether the event with this data reports an error in OpenAI's shape. Such an event ends a stream.
@@ -20,7 +20,7 @@ pub(crate) fn is_error(data: &[u8]) -> bool {
 
 /// Whether the worker that sent this error event is stopping.
 pub(crate) fn is_going_away(data: &[u8]) -> bool {
-    GOING_AWAY.iter().any(|code| memmem::find(data, code).is_some())
+    STOPPING_CODES.iter().any(|code| memmem::find(data, code).is_some())
 }
 
 /// Whether an event that is no error event is the last of its stream.

@@ -8,13 +8,13 @@ use memchr::memchr;
 use smallvec::SmallVec;
 
 /// The start of such a line.
-const MARK: &[u8] = b":mla ";
+const LINE_PREFIX: &[u8] = b":mla ";
 
 /// Largest number of ids in a transcript: 4 MB.
-const MOST_IDS: usize = 1 << 20;
+const MAX_IDS: usize = 1 << 20;
 
 /// Largest number of choices: more than any engine accepts.
-const MOST_CHOICES: usize = 1024;
+const MAX_CHOICES: usize = 1024;
 
 /// The token ids delivered so far, by choice.
 #[derive(Debug, Default)]
@@ -37,12 +37,12 @@ pub(crate) struct Unusable;
 /// rest of the event is for the client.
 pub(crate) fn split(event: &[u8]) -> (impl Iterator<Item = &[u8]>, usize) {
     let mut length = 0;
-    while event[length..].starts_with(MARK) {
+    while event[length..].starts_with(LINE_PREFIX) {
         let line = memchr(b'\n', &event[length..]).map_or(event.len(), |end| length + end + 1);
         length = line;
     }
     let lines = event[..length].split_inclusive(|byte| *byte == b'\n');
-    (lines.map(|line| line[MARK.len()..].trim_ascii_end()), length)
+    (lines.map(|line| line[LINE_PREFIX.len()..].trim_ascii_end()), length)
 }
 
 impl Transcript {
@@ -51,7 +51,7 @@ impl Transcript {
         let mut words = line.split(|byte| *byte == b' ');
         let choice = words.next().and_then(number).ok_or(Unusable)? as usize;
         let (ids, reason) = (words.next().unwrap_or_default(), words.next());
-        if choice >= MOST_CHOICES || words.next().is_some() {
+        if choice >= MAX_CHOICES || words.next().is_some() {
             return Err(Unusable);
         }
         if choice >= self.choices.len() {
@@ -67,7 +67,7 @@ impl Transcript {
         if let Some(reason) = reason {
             choice.finish_reason = Some(name(reason).ok_or(Unusable)?.into());
         }
-        if self.ids > MOST_IDS { Err(Unusable) } else { Ok(()) }
+        if self.ids > MAX_IDS { Err(Unusable) } else { Ok(()) }
     }
 
     /// Appends the choices to `out` as a JSON array, in the order of their index.
@@ -193,6 +193,6 @@ mod tests {
         let mut transcript = Transcript::default();
         let line = format!("0 {}", ["1"; 1000].join(","));
         let lines = (0..2000).map(|_| transcript.add(line.as_bytes()));
-        assert_eq!(lines.take_while(Result::is_ok).count() * 1000, MOST_IDS / 1000 * 1000);
+        assert_eq!(lines.take_while(Result::is_ok).count() * 1000, MAX_IDS / 1000 * 1000);
     }
 }

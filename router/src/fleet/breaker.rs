@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::metrics::labels;
 
 /// The open time doubles with each opening, up to 16 times the first one.
-const MOST_DOUBLINGS: u32 = 4;
+const MAX_DOUBLINGS: u32 = 4;
 
 /// The outcome of a request, as evidence for or against its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ labels! {
 }
 
 /// The threshold of a disabled breaker.
-pub(super) const NEVER: u32 = u32::MAX;
+pub(super) const DISABLED: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Breaker {
@@ -82,7 +82,7 @@ impl Breaker {
         self.state.lock().at(now)
     }
 
-    pub(super) fn lets_through(&self, now: Instant) -> bool {
+    pub(super) fn admits(&self, now: Instant) -> bool {
         let state = self.state.lock();
         match state.at(now) {
             BreakerState::Closed => true,
@@ -130,7 +130,7 @@ impl Breaker {
 
     /// Records a failure. Returns the open time if the breaker opens now. With `at_once` one failure is enough.
     pub(super) fn fail(&self, on_trial: bool, at_once: bool, now: Instant) -> Option<Duration> {
-        if self.threshold == NEVER {
+        if self.threshold == DISABLED {
             return None;
         }
         let mut state = self.state.lock();
@@ -142,7 +142,7 @@ impl Breaker {
         if !opens {
             return None;
         }
-        let duration = self.first * (1 << state.openings.min(MOST_DOUBLINGS));
+        let duration = self.first * (1 << state.openings.min(MAX_DOUBLINGS));
         state.openings = state.openings.saturating_add(1);
         state.open_until = Some(now + duration);
         state.on_trial = false;
@@ -177,13 +177,13 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(failing(&breaker, now), None);
             assert_eq!(failing(&breaker, now), None);
-            assert!(breaker.lets_through(now));
+            assert!(breaker.admits(now));
             assert!(!breaker.succeed(), "it was closed all the time");
         }
         assert_eq!(failing(&breaker, now), None);
         assert_eq!(failing(&breaker, now), None);
         assert_eq!(failing(&breaker, now), Some(FIRST));
-        assert!(!breaker.lets_through(now));
+        assert!(!breaker.admits(now));
         assert_eq!(breaker.state(now), BreakerState::Open);
     }
 
@@ -195,13 +195,13 @@ mod tests {
             assert_eq!(failing(&breaker, now), Some(duration));
             now += duration;
             assert_eq!(breaker.state(now), BreakerState::HalfOpen);
-            assert!(breaker.lets_through(now));
+            assert!(breaker.admits(now));
             // One trial without evidence; then the next request is on trial and a third one must wait.
             assert!(breaker.enter(now));
             breaker.leave_trial();
-            assert!(breaker.lets_through(now));
+            assert!(breaker.admits(now));
             assert!(breaker.enter(now));
-            assert!(!breaker.lets_through(now));
+            assert!(!breaker.admits(now));
             breaker.leave_trial();
         }
         assert!(breaker.enter(now));
@@ -238,7 +238,7 @@ mod tests {
         }
         assert_eq!(breaker.state(now + FIRST), BreakerState::HalfOpen);
         assert_eq!(breaker.fail(false, false, now + FIRST), None, "an old request, late");
-        assert!(breaker.lets_through(now + FIRST));
+        assert!(breaker.admits(now + FIRST));
     }
 
     #[test]

@@ -17,22 +17,22 @@ use crate::{
 };
 
 /// Limit for the figures, and for the first canary request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Silence of a worker after which its engine is checked.
-const QUIET: Duration = Duration::from_secs(1);
+const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// Least limit for a canary request. SGLang answers after one second, or after two if a step takes longer than one.
-const CANARY: Duration = Duration::from_millis(2200);
+const MIN_CANARY_TIMEOUT: Duration = Duration::from_millis(2200);
 
 /// Ticks between two reads of the figures.
-const OFTEN: u32 = 4;
+const READ_PERIOD: u32 = 4;
 
 /// Ticks between two reads if the engine has no such page: another process may have one.
-const SELDOM: u32 = 120;
+const RETRY_PERIOD: u32 = 120;
 
 /// Ticks with work in a period for which the longest silence is learned.
-const PERIOD: u32 = 60;
+const LEARNING_PERIOD: u32 = 60;
 
 /// Whether the engine answers `/health_generate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl EngineCheck {
             connection: None,
             canary: Canary::Unknown,
             counts: false,
-            figures_in: OFTEN,
+            figures_in: READ_PERIOD,
             worked: 0,
         }
     }
@@ -75,31 +75,33 @@ impl EngineCheck {
             self.worker.engine_load.store(Arc::default());
             return;
         }
-        if self.figures_in == 0 || self.counts && self.is_quiet() {
-            self.look_at_figures().await;
+        if self.figures_in == 0 || self.counts && self.is_silent() {
+            self.read_figures().await;
         }
-        self.note_rhythm();
-        if self.canary == Canary::Unknown && !self.worker.is_vouched_for() {
-            self.send_canary(PATIENCE).await;
-        } else if self.is_quiet() && !self.lives().await && self.is_quiet() {
-            self.convict(registry);
+        self.learn_silence();
+        if self.canary == Canary::Unknown && !self.worker.health_covers_engine() {
+            self.send_canary(REQUEST_TIMEOUT).await;
+        } else if self.is_silent() && !self.may_be_working().await && self.is_silent() {
+            self.mark_frozen(registry);
         }
     }
 
     /// Whether the worker is silent although it has requests.
-    fn is_quiet(&self) -> bool {
+    fn is_silent(&self) -> bool {
         let worker = &self.worker;
-        worker.requests() > 0 && !worker.is_vouched_for() && worker.silent_for() >= QUIET
+        worker.requests() > 0
+            && !worker.health_covers_engine()
+            && worker.silent_for() >= MIN_SILENCE
     }
 
-    async fn look_at_figures(&mut self) {
-        self.figures_in = OFTEN;
-        let load = match self.ask("/metrics", PATIENCE).await {
+    async fn read_figures(&mut self) {
+        self.figures_in = READ_PERIOD;
+        let load = match self.ask("/metrics", REQUEST_TIMEOUT).await {
             Some((status, page)) if status.is_success() => EngineLoad::parse(&page),
             _ => EngineLoad::default(),
         };
         if load.is_empty() {
-            self.figures_in = SELDOM;
+            self.figures_in = RETRY_PERIOD;
         }
         if load.is_ahead_of(&self.worker.engine_load.load()) {
             // The engine works on answers in one piece: no byte of a response arrives.
@@ -109,19 +111,19 @@ impl EngineCheck {
         self.worker.engine_load.store(Arc::new(load));
     }
 
-    fn note_rhythm(&mut self) {
-        self.worked += u32::from(self.worker.requests() > 0 && !self.is_quiet());
-        if self.worked == PERIOD {
+    fn learn_silence(&mut self) {
+        self.worked += u32::from(self.worker.requests() > 0 && !self.is_silent());
+        if self.worked == LEARNING_PERIOD {
             self.worked = 0;
-            self.worker.rhythm.turn();
+            self.worker.silence_limit.end_period();
         }
     }
 
     /// Whether a silent engine may still be working.
-    async fn lives(&mut self) -> bool {
+    async fn may_be_working(&mut self) -> bool {
         match self.canary {
             Canary::Known => {
-                let limit = self.worker.canary_limit(CANARY);
+                let limit = self.worker.canary_limit(MIN_CANARY_TIMEOUT);
                 self.send_canary(limit).await
             }
             _ => !self.counts || self.worker.silent_for() < self.worker.silence_limit(),
@@ -145,7 +147,7 @@ impl EngineCheck {
     }
 
     /// Marks the engine as frozen, if another worker can take its requests.
-    fn convict(&self, registry: &Registry) {
+    fn mark_frozen(&self, registry: &Registry) {
         let worker = &self.worker;
         let is_known = worker.is_frozen() && worker.breaker() == BreakerState::Open;
         if is_known || !registry.has_other(worker) {

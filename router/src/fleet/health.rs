@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
-use super::{health_state::Phase, patience::Patience, registry::Registry, worker::Worker};
+use super::{check_timeout::CheckTimeout, health_state::Phase, registry::Registry, worker::Worker};
 use crate::{
     config::Config,
     engine::{WorkerInfo, health::HealthReport},
@@ -16,10 +16,10 @@ use crate::{
 
 /// The last worker in rotation stays there despite late checks until it has been silent for this many times
 /// --health-check-timeout-secs.
-const LAST_ONE: u32 = 10;
+const LAST_WORKER_MULTIPLE: u32 = 10;
 
 /// A timeout that fires later than by this share of its length shows that the router itself was not scheduled.
-const LATENESS: f64 = 0.25;
+const MAX_LATENESS: f64 = 0.25;
 
 /// The failure of a check.
 #[derive(Debug, Error)]
@@ -40,7 +40,7 @@ pub struct HealthCheck {
     /// Used by the checks only, and kept open between them. A restart between two checks closes it, so the worker's
     /// information is read again only after a reconnect.
     connection: Option<Connection>,
-    patience: Patience,
+    check_timeout: CheckTimeout,
     failures: u32,
     successes: u32,
     /// When the first failed check of the present series was sent.
@@ -54,7 +54,7 @@ impl HealthCheck {
         Self {
             worker,
             connection: None,
-            patience: Patience::new(config.health_check_timeout_secs.get()),
+            check_timeout: CheckTimeout::new(config.health_check_timeout_secs.get()),
             failures: 0,
             successes: 0,
             failing_since: None,
@@ -67,7 +67,7 @@ impl HealthCheck {
         let (sent, kept) = (Instant::now(), self.opened_at());
         match self.ask(config).await {
             Ok(()) => {
-                self.patience.answered(sent.elapsed());
+                self.check_timeout.answered(sent.elapsed());
                 let reconnected = self.opened_at() != kept;
                 self.severed |= reconnected && kept.is_some();
                 self.good(config, registry, tree, reconnected).await;
@@ -77,9 +77,9 @@ impl HealthCheck {
             }
             Err(error) => {
                 if matches!(error, CheckError::Silent(_)) {
-                    self.patience.missed();
+                    self.check_timeout.missed();
                 }
-                match self.excuse(config, registry, sent, &error) {
+                match self.reason_to_keep(config, registry, sent, &error) {
                     Some(why) => {
                         tracing::debug!("worker {}: {error}, but {why}", self.worker.url);
                     }
@@ -92,7 +92,7 @@ impl HealthCheck {
 
     /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone is no failure.
     /// `None` if there is no such reason.
-    fn excuse(
+    fn reason_to_keep(
         &mut self,
         config: &Config,
         registry: &Registry,
@@ -107,21 +107,21 @@ impl HealthCheck {
             self.failing_since = None;
             return Some("bytes of its responses have come meanwhile");
         }
-        if sent.elapsed() > limit.mul_f64(1.0 + LATENESS) {
+        if sent.elapsed() > limit.mul_f64(1.0 + MAX_LATENESS) {
             return Some("the router itself was late");
         }
         let failing_since = *self.failing_since.get_or_insert(sent);
-        let longest = config.health_check_timeout_secs.get().saturating_mul(LAST_ONE);
+        let longest = config.health_check_timeout_secs.get().saturating_mul(LAST_WORKER_MULTIPLE);
         let is_last = !registry.has_other(&self.worker);
         (is_last && failing_since.elapsed() < longest).then_some("it is the last one in rotation")
     }
 
     async fn ask(&mut self, config: &Config) -> Result<(), CheckError> {
-        let limit = self.patience.limit();
+        let limit = self.check_timeout.limit();
         let call = Call::get(config.health_check_endpoint.as_str());
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
             Ok(Ok((status, body))) if status.is_success() => {
-                self.worker.set_vouched(HealthReport::parse(&body).vouches_for_engine());
+                self.worker.set_health_covers_engine(HealthReport::parse(&body).covers_engine());
                 Ok(())
             }
             Ok(Ok((_, body))) if HealthReport::parse(&body).is_stuck() => Err(CheckError::Stuck),

@@ -62,7 +62,7 @@ impl Worker {
         let now = Instant::now();
         if self.load.add_requests(1) == 0 {
             // An idle worker is not silent: the silence starts with its first request.
-            self.pulse.begin(now);
+            self.last_activity.record_request(now);
         }
         let before = self.load.add_tokens(pending_tokens);
         LoadGuard {
@@ -126,7 +126,7 @@ impl LoadGuard {
     pub fn prefill_done(&mut self, streamed: bool) {
         if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
             let waited = since.elapsed();
-            self.worker.pace.observe(self.tokens_ahead, waited);
+            self.worker.first_byte_time.observe(self.tokens_ahead, waited);
             self.worker.counters.first_token.observe(waited);
             self.waited = Some(waited);
         }
@@ -143,10 +143,10 @@ impl LoadGuard {
 
     /// Expected time until the prompt and all prompts ahead of it are computed.
     pub fn expected_prefill(&self) -> Duration {
-        self.worker.pace.expected(self.tokens_ahead)
+        self.worker.first_byte_time.expected(self.tokens_ahead)
     }
 
-    /// The limit for the first byte, by the pace of the worker.
+    /// The limit for the first byte, by the first-byte times of the worker.
     pub fn first_token_limit(&self) -> Duration {
         self.worker.first_token_limit(self.tokens_ahead)
     }
@@ -157,7 +157,7 @@ impl LoadGuard {
     pub fn record(&mut self, outcome: Outcome) {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // The first byte takes at least this long.
-            self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+            self.worker.first_byte_time.observe(self.tokens_ahead, since.elapsed());
         }
         if self.is_work && outcome == Outcome::Answered {
             self.worker.longest_answer.observe(self.reserved_at.elapsed());
@@ -211,8 +211,8 @@ mod tests {
         Arc::clone(&router.registry.workers()[0])
     }
 
-    fn lets_through(worker: &Worker) -> bool {
-        worker.breaker.lets_through(Instant::now())
+    fn admits(worker: &Worker) -> bool {
+        worker.breaker.admits(Instant::now())
     }
 
     #[tokio::test(start_paused = true)]
@@ -221,18 +221,18 @@ mod tests {
         for outcome in [None, Some(Outcome::Busy), Some(late)] {
             let worker = worker();
             worker.reserve(0, Reason::Cold).record(Outcome::Failed);
-            assert!(!lets_through(&worker), "{outcome:?}");
+            assert!(!admits(&worker), "{outcome:?}");
             advance(TRIAL_AFTER).await;
-            assert!(lets_through(&worker), "{outcome:?}");
+            assert!(admits(&worker), "{outcome:?}");
             let mut trial = worker.reserve(0, Reason::Cold);
-            assert!(!lets_through(&worker), "{outcome:?}");
+            assert!(!admits(&worker), "{outcome:?}");
             // A stream that started before the breaker opened still flows, so the worker is not stuck.
             worker.received(Instant::now());
             if let Some(outcome) = outcome {
                 trial.record(outcome);
             }
             drop(trial);
-            assert!(lets_through(&worker), "{outcome:?}");
+            assert!(admits(&worker), "{outcome:?}");
         }
     }
 

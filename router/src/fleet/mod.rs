@@ -1,20 +1,20 @@
 //! The workers: registration, health checks, circuit breaker, load, and what the router has learned about each.
 
 mod breaker;
+mod check_timeout;
 mod counters;
 pub mod engine_check;
 pub mod health;
 mod health_state;
+mod last_activity;
 mod last_failure;
+mod latency_limits;
 mod load;
 mod load_guard;
 pub mod metrics;
-pub mod others;
-mod pace;
-mod patience;
-mod pulse;
+pub mod other_routers;
 pub mod registry;
-mod rhythm;
+mod silence_limit;
 mod single_flight;
 pub mod speed;
 mod worker;

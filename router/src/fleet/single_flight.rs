@@ -4,7 +4,7 @@
 //! engine itself detects that. So the router sends the first prompt, and the others when the first byte of its answer
 //! shows that the prefix is cached. In the queue of the engine they would be behind the first prompt, too.
 //!
-//! Later requests with other prefixes overtake the waiting ones, up to [`MOST_OVERTAKING`] tokens. Then they wait as
+//! Later requests with other prefixes overtake the waiting ones, up to [`MAX_OVERTAKING`] tokens. Then they wait as
 //! well, so that the earlier requests are sent first.
 
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tokio::{sync::watch, time::timeout};
 use crate::key::RouteKey;
 
 /// Least length of a prefix: 256 tokens. Shorter ones are recomputed in less time than a response needs to arrive.
-const LEAST_BLOCKS: usize = 16;
+const MIN_BLOCKS: usize = 16;
 
 /// Prompt tokens that may overtake the requests that wait for a prefix, counted from the first waiting request. An
 /// engine computes as many in one step, so it stays busy.
-const MOST_OVERTAKING: u64 = 8192;
+const MAX_OVERTAKING: u64 = 8192;
 
 /// The prefixes that one worker is computing.
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl SingleFlight {
         let mut prefixes = self.0.lock();
         prefixes.retain(|prefix| prefix.computed.has_changed().is_ok());
         let shared = |prefix: &Prefix| {
-            prefix.first + LEAST_BLOCKS <= held as usize
+            prefix.first + MIN_BLOCKS <= held as usize
                 && key.blocks.get(prefix.first) == Some(&prefix.hash)
         };
         // The longest one: its own request may wait for the others.
@@ -78,7 +78,7 @@ impl SingleFlight {
             .filter(|&place| shared(&prefixes[place]))
             .max_by_key(|&place| prefixes[place].first);
         let is_full = |prefix: &Prefix| {
-            prefix.overtaking.is_some_and(|overtaking| overtaking >= MOST_OVERTAKING)
+            prefix.overtaking.is_some_and(|overtaking| overtaking >= MAX_OVERTAKING)
         };
         if prefixes.iter().any(is_full) {
             let waited_for = prefixes
@@ -106,7 +106,7 @@ impl SingleFlight {
     pub(super) fn ticket(&self, key: &RouteKey, held: u32) -> Option<PrefillTicket> {
         let first = held as usize;
         let hash = *key.blocks.get(first)?;
-        if key.blocks.len() - first < LEAST_BLOCKS {
+        if key.blocks.len() - first < MIN_BLOCKS {
             return None;
         }
         let (ticket, computed) = watch::channel(());
@@ -168,7 +168,7 @@ mod tests {
         let flight = SingleFlight::default();
         let first = flight.ticket(&prompt(1, 40, 60, 1), 0).expect("a long prompt");
         let other = || prompt(2, 40, 60, 3);
-        let goes_ahead = || flight.waiter(&other(), 40, MOST_OVERTAKING / 2).is_none();
+        let goes_ahead = || flight.waiter(&other(), 40, MAX_OVERTAKING / 2).is_none();
         assert!((0..5).all(|_| goes_ahead()), "no request waits yet");
         assert!(waits(flight.waiter(&prompt(1, 40, 60, 2), 40, 320)).await);
         assert!(goes_ahead() && goes_ahead(), "a step");
@@ -187,7 +187,7 @@ mod tests {
         for group in [1, 2] {
             assert!(flight.waiter(&prompt(group, 40, 60, 8), 40, 320).is_some());
         }
-        assert!(flight.waiter(&prompt(4, 40, 60, 9), 40, MOST_OVERTAKING).is_none());
+        assert!(flight.waiter(&prompt(4, 40, 60, 9), 40, MAX_OVERTAKING).is_none());
         let held = || flight.waiter(&prompt(5, 40, 60, 9), 40, 960);
         let ([one, two, _three], before) = (tickets, held());
         drop(one);

@@ -9,16 +9,16 @@ use std::{
 use parking_lot::Mutex;
 
 /// The factor by which each observation reduces the weight of the earlier ones.
-const MEMORY: f64 = 0.99;
+const DECAY: f64 = 0.99;
 
 /// Least total weight of the observations for an estimate.
-const LEAST: f64 = 20.0;
+const MIN_WEIGHT: f64 = 20.0;
 
 /// Least ratio of the estimate to its standard error.
-const CERTAINTY: f64 = 8.0;
+const MIN_CERTAINTY: f64 = 8.0;
 
 /// Least mean time to the first byte, in seconds, at which the constant part of that time is small.
-const LONG_SECONDS: f64 = 0.12;
+const MIN_MEAN_SECONDS: f64 = 0.12;
 
 /// The slope of a least-squares line through the observations (tokens, seconds). The intercept takes up the
 /// constant part of a first byte's time, so a worker with mostly cached prompts does not look slow. Prompts of
@@ -71,12 +71,12 @@ impl Sums {
             (&mut self.tokens_seconds, tokens * seconds),
             (&mut self.seconds_seconds, seconds * seconds),
         ] {
-            *sum = *sum * MEMORY + value;
+            *sum = *sum * DECAY + value;
         }
     }
 
     fn slope(&self) -> Option<f64> {
-        if self.count < LEAST {
+        if self.count < MIN_WEIGHT {
             return None;
         }
         let spread = self.tokens_tokens - self.tokens * self.tokens / self.count;
@@ -85,10 +85,10 @@ impl Sums {
         let slope = together / spread;
         let error = ((noise - slope * together).max(0.0) / (self.count - 2.0) / spread).sqrt();
         // Prompts of equal length have no spread: both values are NaN, and the comparison is false.
-        if slope > 0.0 && slope >= CERTAINTY * error {
+        if slope > 0.0 && slope >= MIN_CERTAINTY * error {
             return Some(slope);
         }
-        let is_long = self.seconds > LONG_SECONDS * self.count && self.tokens > 0.0;
+        let is_long = self.seconds > MIN_MEAN_SECONDS * self.count && self.tokens > 0.0;
         is_long.then(|| self.seconds / self.tokens)
     }
 }

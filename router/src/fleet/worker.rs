@@ -15,15 +15,15 @@ use serde::Serialize;
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
-    breaker::{Breaker, BreakerState, NEVER, Outcome},
+    breaker::{Breaker, BreakerState, DISABLED, Outcome},
     counters::WorkerCounters,
     health_state::{HealthState, Phase},
+    last_activity::{CLOCK_RESOLUTION, LastActivity},
     last_failure::{FailureLog, LastFailure},
+    latency_limits::{FirstByteTime, LongestTime},
     load::Load,
-    others::Others,
-    pace::{Longest, Pace},
-    pulse::{GRAIN, Pulse},
-    rhythm::Rhythm,
+    other_routers::OtherRouters,
+    silence_limit::SilenceLimit,
     single_flight::SingleFlight,
     speed::Speed,
 };
@@ -38,10 +38,10 @@ use crate::{
 };
 
 /// Least limit for the silence of an engine that reports its progress in each step.
-const LEAST_SILENCE: Duration = Duration::from_millis(2500);
+const MIN_SILENCE_LIMIT: Duration = Duration::from_millis(2500);
 
 /// Least limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
-const LEAST_ANSWER: u32 = 6;
+const MIN_ANSWER_MULTIPLE: u32 = 6;
 
 /// Reason that is shown for a withheld worker.
 const NOT_READY: &str = "its discovery source reports it as not ready";
@@ -60,22 +60,22 @@ pub struct Worker {
     pub learned: Learned,
     hash_seed: u64,
     pub(super) load: Load,
-    pub(super) pulse: Pulse,
-    pub(super) rhythm: Rhythm,
-    pub(super) pace: Pace,
+    pub(super) last_activity: LastActivity,
+    pub(super) silence_limit: SilenceLimit,
+    pub(super) first_byte_time: FirstByteTime,
     pub(super) speed: Speed,
-    pub(super) others: Others,
+    pub(super) other_routers: OtherRouters,
     pub(super) single_flight: SingleFlight,
     pub(super) breaker: Breaker,
     pub(super) health: HealthState,
     failures: FailureLog,
-    /// Whether a good health check vouches for the engine, and not only for the HTTP server.
-    vouched: AtomicBool,
+    /// Whether a good health check covers the engine, and not only the HTTP server.
+    health_covers_engine: AtomicBool,
     /// When its engine was last found frozen behind good health checks.
     frozen: Mutex<Option<Instant>>,
-    pub(super) longest_answer: Longest,
+    pub(super) longest_answer: LongestTime,
     /// Pauses of its streams, from a second on.
-    pub(super) longest_pause: Longest,
+    pub(super) longest_pause: LongestTime,
     first_token_timeout: Duration,
     /// Whether its discovery source reports it as not ready.
     withheld: AtomicBool,
@@ -96,22 +96,22 @@ impl Worker {
             engine_load: ArcSwap::default(),
             learned: Learned::new(config.default_cache_blocks()),
             load: Load::default(),
-            pulse: Pulse::new(Instant::now()),
-            rhythm: Rhythm::default(),
-            pace: Pace::default(),
+            last_activity: LastActivity::new(Instant::now()),
+            silence_limit: SilenceLimit::default(),
+            first_byte_time: FirstByteTime::default(),
             speed: Speed::default(),
-            others: Others::default(),
+            other_routers: OtherRouters::default(),
             single_flight: SingleFlight::default(),
             breaker: Breaker::new(
-                if config.disable_circuit_breaker { NEVER } else { config.cb_failure_threshold },
+                if config.disable_circuit_breaker { DISABLED } else { config.cb_failure_threshold },
                 config.cb_timeout_duration_secs.get(),
             ),
             health: HealthState::new(),
             failures: FailureLog::default(),
-            vouched: AtomicBool::new(false),
+            health_covers_engine: AtomicBool::new(false),
             frozen: Mutex::default(),
-            longest_answer: Longest::default(),
-            longest_pause: Longest::default(),
+            longest_answer: LongestTime::default(),
+            longest_pause: LongestTime::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -144,8 +144,8 @@ impl Worker {
     /// Whether the worker is in rotation and its breaker admits a request. If no worker is like that, the router uses
     /// the workers in rotation despite their breakers.
     pub fn takes_requests(&self) -> bool {
-        let lets_through = || self.breaker.is_closed() || self.breaker.lets_through(Instant::now());
-        self.is_in_rotation() && lets_through()
+        let admits = || self.breaker.is_closed() || self.breaker.admits(Instant::now());
+        self.is_in_rotation() && admits()
     }
 
     /// Whether the worker may get a request for a model. `known` is the model if some worker serves it (see
@@ -223,34 +223,34 @@ impl Worker {
 
     /// Records that a byte of some response has arrived.
     pub fn received(&self, now: Instant) {
-        self.rhythm.observe(self.pulse.beat(now));
+        self.silence_limit.observe(self.last_activity.record_byte(now));
     }
 
-    /// Whether the worker has been silent for `limit` and its health checks do not vouch for its engine.
+    /// Whether the worker has been silent for `limit`, and no health check shows that its engine makes progress.
     pub fn is_silent_for(&self, limit: Duration) -> bool {
-        !self.makes_progress() && self.silent_for() + GRAIN >= limit
+        !self.makes_progress() && self.silent_for() + CLOCK_RESOLUTION >= limit
     }
 
     /// Whether a byte of some response has arrived after `then`.
     pub fn received_since(&self, then: Instant) -> bool {
-        self.pulse.received_since(then)
+        self.last_activity.received_since(then)
     }
 
     /// Time since the last byte of any response, counted only while the worker has requests.
     pub fn silent_for(&self) -> Duration {
-        self.pulse.silent_for(Instant::now())
+        self.last_activity.silent_for(Instant::now())
     }
 
-    /// The limit for a first byte behind `tokens_ahead` prompt tokens: --first-token-timeout-secs, or more by the pace
-    /// of this worker.
+    /// The limit for a first byte behind `tokens_ahead` prompt tokens: --first-token-timeout-secs, or more if the
+    /// worker has been slow.
     pub fn first_token_limit(&self, tokens_ahead: u64) -> Duration {
-        self.pace.limit(tokens_ahead, self.first_token_timeout)
+        self.first_byte_time.limit(tokens_ahead, self.first_token_timeout)
     }
 
     /// The limit for the silence of the worker while an answer in one piece is awaited: a multiple of
     /// --first-token-timeout-secs, or more if its answers take longer.
     pub fn answer_limit(&self) -> Duration {
-        self.longest_answer.limit(self.first_token_timeout.saturating_mul(LEAST_ANSWER))
+        self.longest_answer.limit(self.first_token_timeout.saturating_mul(MIN_ANSWER_MULTIPLE))
     }
 
     /// Records a pause in one of its streams.
@@ -265,13 +265,13 @@ impl Worker {
 
     /// The limit for the silence of an engine that has work and reports its progress by itself.
     pub(super) fn silence_limit(&self) -> Duration {
-        let limit = self.rhythm.limit(LEAST_SILENCE, self.first_token_timeout);
-        self.pace.limit(self.pending_tokens(), limit)
+        let limit = self.silence_limit.limit(MIN_SILENCE_LIMIT, self.first_token_timeout);
+        self.first_byte_time.limit(self.pending_tokens(), limit)
     }
 
     /// The limit for a canary request to the engine: at least `least`, more if prompts are ahead of it.
     pub(super) fn canary_limit(&self, least: Duration) -> Duration {
-        self.pace.limit(self.pending_tokens(), least)
+        self.first_byte_time.limit(self.pending_tokens(), least)
     }
 
     /// Marks the engine as frozen behind an HTTP server that answers. Requests that wait for a first byte go to other
@@ -289,18 +289,18 @@ impl Worker {
         self.frozen.lock().is_some_and(|since| !self.received_since(since))
     }
 
-    /// Whether its good health checks vouch for its engine.
-    pub(super) fn is_vouched_for(&self) -> bool {
-        self.vouched.load(Ordering::Relaxed)
+    /// Whether a good health check covers the engine.
+    pub(super) fn health_covers_engine(&self) -> bool {
+        self.health_covers_engine.load(Ordering::Relaxed)
     }
 
     /// Whether the worker itself reports that its engine makes progress. A wait there is slow, not stuck.
     pub fn makes_progress(&self) -> bool {
-        self.is_vouched_for() && self.phase() == Phase::Healthy
+        self.health_covers_engine() && self.phase() == Phase::Healthy
     }
 
-    pub(super) fn set_vouched(&self, vouched: bool) {
-        self.vouched.store(vouched, Ordering::Relaxed);
+    pub(super) fn set_health_covers_engine(&self, covers: bool) {
+        self.health_covers_engine.store(covers, Ordering::Relaxed);
     }
 
     pub fn breaker(&self) -> BreakerState {
@@ -387,7 +387,7 @@ impl Worker {
 
     /// Records the number of requests that the worker reports, of all routers together.
     pub fn has_requests(&self, requests: u32) {
-        self.others.observe(requests, self.requests(), Instant::now());
+        self.other_routers.observe(requests, self.requests(), Instant::now());
     }
 
     /// The worker as the policies see it.
@@ -395,7 +395,7 @@ impl Worker {
         Candidate {
             id: self.id,
             requests: self.requests(),
-            others: self.others.requests(now),
+            other_requests: self.other_routers.requests(now),
             pending_tokens: self.pending_tokens(),
             matched_blocks,
             hash_seed: self.hash_seed,

@@ -9,7 +9,7 @@ use memchr::{memchr, memchr3};
 use super::KeyError;
 
 /// Longest name of the fields that the router reads.
-pub(super) const LONGEST_NAME: usize = 20;
+pub(super) const MAX_NAME: usize = 20;
 
 /// A string literal without its quotes, with its escapes.
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ impl<'a> Text<'a> {
 
     /// Returns the decoded text, or nothing if it is longer than the name of any known field. `buffer` is used only
     /// for names with escapes.
-    pub(super) fn name(self, buffer: &'a mut [u8; LONGEST_NAME]) -> &'a [u8] {
+    pub(super) fn name(self, buffer: &'a mut [u8; MAX_NAME]) -> &'a [u8] {
         if memchr(b'\\', self.0).is_none() {
             return self.0;
         }
@@ -253,7 +253,7 @@ impl<'a> Cursor<'a> {
         loop {
             let name = self.string()?;
             self.expect(b':')?;
-            field(name.name(&mut [0; LONGEST_NAME]), self.value()?)?;
+            field(name.name(&mut [0; MAX_NAME]), self.value()?)?;
             if !self.take(b',') {
                 return self.expect(b'}');
             }

@@ -20,7 +20,7 @@ use prompt::Kind;
 use crate::names::ModelName;
 
 /// Largest number of completions that counts. Engines refuse as many.
-const MOST_ANSWERS: u32 = 1 << 12;
+const MAX_ANSWERS: u32 = 1 << 12;
 
 /// Tokens in a block: exact for token ids, four bytes a token for text.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -157,7 +157,7 @@ impl<'a> Fields<'a> {
     fn more_answers(&self, prompts: usize) -> u32 {
         let n = self.n.and_then(|n| str::from_utf8(n).ok()?.parse::<u32>().ok()).unwrap_or(1);
         let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
-        n.max(1).saturating_mul(prompts).min(MOST_ANSWERS) - 1
+        n.max(1).saturating_mul(prompts).min(MAX_ANSWERS) - 1
     }
 
     fn root(&self, kind: Kind) -> Result<u64, KeyError> {

@@ -55,11 +55,11 @@ const FEW_REQUESTS: u64 = 8;
 const EXCESS_TOKENS: u64 = 2048;
 
 /// Slowness of the fastest worker. Slowness is an integer in units of 1/16, so equal costs are equal to the last bit.
-const USUAL: u32 = 16;
+const FASTEST: u32 = 16;
 /// Workers whose times differ by less than this factor count as equally fast: the hash decides between them, not noise.
-const ALIKE: f32 = 1.5;
+const MIN_DIFFERENCE: f32 = 1.5;
 /// Upper limit of the factor.
-const SLOWEST: f32 = 16.0;
+const MAX_SLOWNESS: f32 = 16.0;
 
 #[derive(Debug, Default)]
 pub struct CacheAware {
@@ -74,7 +74,7 @@ fn anchor(request: &PolicyRequest<'_>, common: u32) -> Option<u64> {
 }
 
 /// Number of leading blocks that more than half of the workers hold.
-fn widely_held(workers: &[Candidate]) -> u32 {
+fn common_blocks(workers: &[Candidate]) -> u32 {
     let mut held: SmallVec<[u32; 128]> = workers.iter().map(|it| it.matched_blocks).collect();
     let place = (held.len() - 1) / 2;
     *held.select_nth_unstable(place).1
@@ -126,19 +126,21 @@ impl Fleet {
 
     /// Requests on the worker, of all routers.
     fn requests(worker: &Candidate) -> u64 {
-        u64::from(worker.requests) + u64::from(worker.others)
+        u64::from(worker.requests) + u64::from(worker.other_requests)
     }
 
     fn slowness(&self, worker: &Candidate) -> u32 {
         match worker.token_seconds.map(|seconds| seconds / self.fastest) {
             #[expect(clippy::cast_sign_loss, reason = "a ratio of times")]
-            Some(ratio) if ratio >= ALIKE => (ratio.min(SLOWEST) * USUAL as f32) as u32,
-            _ => USUAL,
+            Some(ratio) if ratio >= MIN_DIFFERENCE => {
+                (ratio.min(MAX_SLOWNESS) * FASTEST as f32) as u32
+            }
+            _ => FASTEST,
         }
     }
 
     fn speed(&self, worker: &Candidate) -> u64 {
-        u64::from((USUAL << 16) / self.slowness(worker))
+        u64::from((FASTEST << 16) / self.slowness(worker))
     }
 
     /// The number of requests that the worker may have free of charge, by its speed.
@@ -161,7 +163,7 @@ impl Policy for CacheAware {
 
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
-        let common = if longest > 0 { widely_held(workers) } else { 0 };
+        let common = if longest > 0 { common_blocks(workers) } else { 0 };
         let anchor = anchor(request, common);
         let owner = anchor.and_then(|anchor| highest(anchor, workers));
         let is_unknown = longest == common;

@@ -50,7 +50,7 @@ pub struct Candidate {
     /// Requests of this router on the worker.
     pub requests: u32,
     /// Requests of other routers, by the latest report of the worker.
-    pub others: u32,
+    pub other_requests: u32,
     /// Reserved prompt tokens that the worker has yet to compute.
     pub pending_tokens: u64,
     /// Leading blocks of the prompt that the worker probably holds.

@@ -25,7 +25,7 @@ pub(super) fn workers(states: &[(u32, u64, u32)]) -> Vec<Candidate> {
     let candidate = |(id, state): (usize, &(u32, u64, u32))| Candidate {
         id: WorkerId(id as u32),
         requests: state.0,
-        others: 0,
+        other_requests: 0,
         pending_tokens: state.1,
         matched_blocks: state.2,
         hash_seed: xxh3_64_with_seed(b"url", id as u64),

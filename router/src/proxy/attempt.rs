@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// A request is not retried after this many workers have died with it.
-const DEATHS: u32 = 2;
+const MAX_DEATHS: u32 = 2;
 
 /// The decision at the end of a round without a response.
 pub(super) enum RetryDecision {
@@ -141,12 +141,12 @@ impl<'a> Round<'a> {
             // A light request does not wait: it reports the present state.
             return Err(Error::NoHealthyWorker { waited: Duration::ZERO });
         }
-        let until = self.job.patience();
+        let until = self.job.queue_deadline();
         let model = self.job.model();
         let Job { router, timer, client, .. } = &mut *self.job;
         let queue = &router.queue;
         let place =
-            if self.is_original { queue.place(*client) } else { Ok(queue.place_again(*client)) };
+            if self.is_original { queue.place(*client) } else { Ok(queue.readmit(*client)) };
         let place = place.map_err(|refusal| {
             // A suspect worker may be back after its next health check.
             let is_expected =
@@ -164,7 +164,7 @@ impl<'a> Round<'a> {
 
     fn no_worker_in_time(&self) -> Error {
         if Instant::now() >= self.job.deadline {
-            return self.job.out_of_time();
+            return self.job.deadline_error();
         }
         Error::NoHealthyWorker { waited: self.job.router.config.queue_timeout_secs.get() }
     }
@@ -211,9 +211,9 @@ impl<'a> Round<'a> {
         let may_leave = || {
             // A request that has moved once and is late again is slow itself.
             failures < router.config.retries()
-                && *deaths + 1 < DEATHS
+                && *deaths + 1 < MAX_DEATHS
                 && has_other(router, model, worker.id, &self.tried)
-                && afford_retry(router)
+                && take_retry(router)
         };
         let waiting = Waiting { timer, deadline, expect, prefilled: &prefilled };
         let outcome = waiting.on(pending.guard(), answer, may_leave).await;
@@ -233,9 +233,9 @@ impl<'a> Round<'a> {
             AttemptError::Deadline => false,
             // `may_leave` has taken it from the budget already.
             AttemptError::Late(_) => true,
-            _ => error.needs_no_budget() || afford_retry(router),
+            _ => error.needs_no_budget() || take_retry(router),
         };
-        allowed && *deaths < DEATHS && *failures <= router.config.retries()
+        allowed && *deaths < MAX_DEATHS && *failures <= router.config.retries()
     }
 
     /// Ends the round: no other worker can be asked.
@@ -243,9 +243,9 @@ impl<'a> Round<'a> {
         let Job { deaths, attempts, .. } = *self.job;
         RetryDecision::Fail(match error {
             AttemptError::Busy(refusal) => return RetryDecision::Queue(refusal),
-            _ if deaths >= DEATHS => Error::Poisonous { deaths },
+            _ if deaths >= MAX_DEATHS => Error::Poisonous { deaths },
             AttemptError::Failed(refusal) => refusal.into(),
-            AttemptError::Deadline => self.job.out_of_time(),
+            AttemptError::Deadline => self.job.deadline_error(),
             error => Error::WorkersFailed { attempts, last: error.to_string() },
         })
     }
@@ -324,7 +324,7 @@ fn has_other(router: &Router, model: Lane, current: WorkerId, tried: &[WorkerId]
         .any(|worker| is_other(worker.id) && worker.takes_requests() && worker.may_serve(model))
 }
 
-fn afford_retry(router: &Router) -> bool {
+fn take_retry(router: &Router) -> bool {
     let now = Instant::now();
     router.budget.spend(router.queue.ended(now), now)
 }

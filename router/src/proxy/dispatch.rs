@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A busy worker refuses within this time. After it, the request counts as accepted.
-const SILENT_CONSENT: Duration = Duration::from_millis(10);
+const ACCEPTED_AFTER: Duration = Duration::from_millis(10);
 
 /// Returns the response of a worker to `job`. With `body`, that body is sent instead of the client's: it continues
 /// a broken stream, and goes before requests without a response. Fails with the error for the client.
@@ -26,7 +26,7 @@ pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error
     job.failed.clear();
     let continues = body.is_some();
     if continues {
-        job.wait_anew();
+        job.reset_queue_deadline();
     }
     let mut refusal = None;
     if job.endpoint.is_work() {
@@ -64,10 +64,10 @@ async fn in_line(
             }
         };
         position = Some(held.position());
-        let until = job.patience();
+        let until = job.queue_deadline();
         if !held.turn(&mut job.timer, until).await {
             held.expired();
-            return Err(answer(refusal, job.out_of_patience()));
+            return Err(answer(refusal, job.queue_timeout_error()));
         }
         ticket = Some(held);
         match round(job, body, &mut ticket).await {
@@ -89,11 +89,11 @@ async fn take_slot(job: &mut Job) -> Result<(), Error> {
         job.slot = job.router.queue.try_enter();
     }
     if job.slot.is_none() {
-        let until = job.patience();
+        let until = job.queue_deadline();
         let slot = job.router.queue.enter(job.client, &mut job.timer, until);
         job.slot = Box::pin(slot).await?;
     }
-    job.slot.as_ref().map(drop).ok_or_else(|| job.out_of_patience())
+    job.slot.as_ref().map(drop).ok_or_else(|| job.queue_timeout_error())
 }
 
 /// Runs one round over the workers. The ticket is passed on as soon as a worker has taken the request, so that the next
@@ -106,7 +106,7 @@ async fn round(
     let mut round = Round::new(job, body);
     let mut trying = pin!(round.run());
     if ticket.is_some()
-        && let Ok(outcome) = timeout(SILENT_CONSENT, trying.as_mut()).await
+        && let Ok(outcome) = timeout(ACCEPTED_AFTER, trying.as_mut()).await
     {
         if !matches!(outcome, Err(RetryDecision::Queue(_))) {
             pass_on(ticket);

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Bytes of a refusal that are kept while other workers are asked. The body of a longer one is dropped.
-const REFUSAL: usize = 64 << 10;
+const MAX_REFUSAL: usize = 64 << 10;
 
 /// A request that can be sent to any worker.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ impl Exchange<'_> {
         let (head, mut incoming) = connection.send(request).await?.into_parts();
         let busy = matches!(head.status.as_u16(), 429 | 503);
         if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
-            let body = match connection.read(&mut incoming, REFUSAL).await {
+            let body = match connection.read(&mut incoming, MAX_REFUSAL).await {
                 Err(UpstreamError::TooLarge(_)) => Bytes::new(),
                 read => read?,
             };
@@ -85,7 +85,7 @@ impl Exchange<'_> {
             if head.status.is_success() && is_readable { self.expect } else { Expect::Anything };
         let begun = PeekedBody::read(&mut connection, &mut incoming).await?;
         expect.begins(&head.headers, &begun.bytes).map_err(AttemptError::Garbage)?;
-        let begun = begun.read_on(expect, &mut connection, &mut incoming).await?;
+        let begun = begun.read_start(expect, &mut connection, &mut incoming).await?;
         let PeekedBody { bytes: first, ended } = begun;
         if !ended {
             return Ok(PeekedResponse { head, first, rest: Some(Rest { incoming, connection }) });

@@ -53,7 +53,7 @@ pub struct Job {
     /// The slot under --max-concurrent-requests, once the request has one.
     pub(super) slot: Option<Slot>,
     /// End of the time in the queue; set when the request first waits.
-    patient_until: Option<Instant>,
+    queue_until: Option<Instant>,
     _in_flight: InFlight,
 }
 
@@ -107,7 +107,7 @@ impl Job {
             failed: SmallVec::new(),
             deaths: 0,
             slot: None,
-            patient_until: None,
+            queue_until: None,
             _in_flight: in_flight,
         }
     }
@@ -126,21 +126,21 @@ impl Job {
     }
 
     /// End of the time in the queue, for all waits of the request together.
-    pub(super) fn patience(&mut self) -> Instant {
+    pub(super) fn queue_deadline(&mut self) -> Instant {
         let limit = self.router.config.queue_timeout_secs.get();
-        let until = self.patient_until.get_or_insert_with(|| Instant::now() + limit);
+        let until = self.queue_until.get_or_insert_with(|| Instant::now() + limit);
         self.deadline.min(*until)
     }
 
     /// Resets the time in the queue: the earlier waits were for a response that has broken.
-    pub(super) fn wait_anew(&mut self) {
-        self.patient_until = None;
+    pub(super) fn reset_queue_deadline(&mut self) {
+        self.queue_until = None;
     }
 
     /// The error for a request whose time in the queue has ended.
-    pub(super) fn out_of_patience(&self) -> Error {
+    pub(super) fn queue_timeout_error(&self) -> Error {
         if Instant::now() >= self.deadline {
-            return self.out_of_time();
+            return self.deadline_error();
         }
         let waited = self.router.config.queue_timeout_secs.get();
         Error::QueueTimeout { waited, retry_after: self.router.queue.advice() }
@@ -157,7 +157,7 @@ impl Job {
         is_asked.then(|| include_usage::ask(&self.request.body)).flatten()
     }
 
-    pub(super) fn out_of_time(&self) -> Error {
+    pub(super) fn deadline_error(&self) -> Error {
         Error::Timeout { after: self.deadline - self.received }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Bytes of a JSON value that are read at most. The rest of a longer value is passed on as it comes.
-const WHOLE: usize = 8 << 20;
+const MAX_PEEKED: usize = 8 << 20;
 
 /// The start of a good response.
 pub(super) struct PeekedResponse {
@@ -48,7 +48,7 @@ impl PeekedBody {
     }
 
     /// Reads on until `expect` can judge the start.
-    pub(super) async fn read_on(
+    pub(super) async fn read_start(
         self,
         expect: Expect,
         connection: &mut Connection,
@@ -95,7 +95,7 @@ impl PeekedBody {
         Ok(self)
     }
 
-    /// Reads to the end of the body, or up to [`WHOLE`] bytes.
+    /// Reads to the end of the body, or up to [`MAX_PEEKED`] bytes.
     async fn value(
         self,
         connection: &mut Connection,
@@ -105,12 +105,13 @@ impl PeekedBody {
         let Some(second) = connection.next_data(incoming).await? else {
             return Ok(Self { ended: true, ..self });
         };
-        let announced = usize::try_from(incoming.size_hint().lower()).unwrap_or(WHOLE).min(WHOLE);
+        let announced =
+            usize::try_from(incoming.size_hint().lower()).unwrap_or(MAX_PEEKED).min(MAX_PEEKED);
         let length = self.bytes.len() + second.len();
         let mut whole = BytesMut::with_capacity(length + announced);
         whole.extend_from_slice(&self.bytes);
         whole.extend_from_slice(&second);
-        while whole.len() < WHOLE {
+        while whole.len() < MAX_PEEKED {
             match connection.next_data(incoming).await? {
                 Some(data) => whole.extend_from_slice(&data),
                 None => return Ok(Self { bytes: whole.freeze(), ended: true }),

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Bytes that are reserved by the client's Content-Length. Beyond it, memory grows with the bytes that arrive.
-const TRUSTED_LENGTH: usize = 1 << 20;
+const MAX_RESERVED: usize = 1 << 20;
 
 /// The client's request as it is sent to workers. Copies share the bytes of the body.
 pub struct WorkerRequest {
@@ -136,7 +136,7 @@ pub(crate) async fn read_body(
         return Ok(first);
     }
     let mut whole =
-        BytesMut::with_capacity(announced.clamp(first.len(), TRUSTED_LENGTH.max(first.len())));
+        BytesMut::with_capacity(announced.clamp(first.len(), MAX_RESERVED.max(first.len())));
     whole.extend_from_slice(&first);
     held.grow(whole.capacity())?;
     while let Some(data) = next_data(&mut body).await? {

@@ -15,7 +15,7 @@ use crate::{
 type Asked = Result<PeekedResponse, AttemptError>;
 
 /// A streamed request leaves a worker that still serves others after this many times its limit.
-const OVERDUE: u32 = 3;
+const OVERDUE_FACTOR: u32 = 3;
 
 pub(super) struct Waiting<'a> {
     pub(super) timer: &'a mut DeadlineTimer,
@@ -63,7 +63,7 @@ impl Waiting<'_> {
                 return outcome;
             }
             let silent = worker.is_silent_for(limit);
-            let overdue = streamed && round >= OVERDUE && !worker.makes_progress();
+            let overdue = streamed && round >= OVERDUE_FACTOR && !worker.makes_progress();
             if (silent || overdue) && may_leave() {
                 return Err(AttemptError::Late(limit));
             }

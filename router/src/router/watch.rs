@@ -11,7 +11,7 @@ use super::Router;
 use crate::fleet::{Worker, engine_check::EngineCheck, health::HealthCheck};
 
 /// Shortest time between two health checks. Many requests may ask for one at the same time.
-const LEAST_PERIOD: Duration = Duration::from_millis(100);
+const MIN_PERIOD: Duration = Duration::from_millis(100);
 
 /// Engine checks in a period of health checks.
 const ENGINE_CHECKS: u32 = 2;
@@ -37,7 +37,7 @@ pub(super) async fn health(router: Weak<Router>, worker: Arc<Worker>) {
         let next = began + period.mul_f64(0.9 + 0.1 * fastrand::f64());
         tokio::select! {
             () = sleep_until(next) => {}
-            () = worker.probe_requested() => sleep_until(next.min(began + LEAST_PERIOD)).await,
+            () = worker.probe_requested() => sleep_until(next.min(began + MIN_PERIOD)).await,
         }
         if worker.is_removed() && worker.requests() == 0 {
             return;

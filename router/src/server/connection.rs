@@ -53,7 +53,7 @@ const BUFFER: usize = MAX_HEAD + (16 << 10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Time limit for a head on a connection without a place.
-const HURRY: Duration = Duration::from_secs(2);
+const EXTRA_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Longest wait for a place. An idle connection that was told to close is gone by then.
 const PLACE_WAIT: Duration = Duration::from_millis(100);
@@ -131,7 +131,7 @@ impl Serving {
         let config = &self.router.config;
         let head = config.header_read_timeout_secs.get();
         let limits = Limits {
-            head: if self.place.get().is_some() { head } else { head.min(HURRY) },
+            head: if self.place.get().is_some() { head } else { head.min(EXTRA_HEAD_TIMEOUT) },
             body_pause: config.body_read_timeout_secs.get(),
             body_rate: config.body_min_rate,
         };
@@ -146,7 +146,7 @@ impl Serving {
         loop {
             // Boxed in a statement of its own, so that the task does not reserve room for it: an idle client costs
             // no buffers.
-            let talking = Box::pin(self.talk(guard, &keep_alive));
+            let talking = Box::pin(self.answer_requests(guard, &keep_alive));
             guard = match talking.await {
                 Ok(Some(resting)) => resting,
                 Ok(None) => return,
@@ -186,7 +186,7 @@ impl Serving {
     }
 
     /// Answers requests until the connection ends, or is idle: then the guard is returned.
-    async fn talk(
+    async fn answer_requests(
         &self,
         guard: Guard,
         keep_alive: &KeepAliveState,
@@ -199,7 +199,7 @@ impl Serving {
             .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(guard), service);
         let mut timer = DeadlineTimer::new(Instant::now() + REST_AFTER);
-        keep_alive.is_quiet();
+        keep_alive.start_idle();
         let mut lifecycle = self.lifecycle.clone();
         loop {
             match *lifecycle.borrow_and_update() {
@@ -291,7 +291,7 @@ impl Serving {
         let sent = (request.method(), request.headers());
         auth::check(&self.router.config, plane, request.uri().path(), sent, &self.sites)?;
         if plane.is_work() && !self.has_place().await {
-            return Err(Error::TooManyConnections { limit: self.places.most });
+            return Err(Error::TooManyConnections { limit: self.places.count });
         }
         match endpoint? {
             Endpoint::Admin | Endpoint::OpenApi => {
@@ -307,7 +307,7 @@ impl Serving {
             endpoint => {
                 let answering =
                     forward(&self.router, endpoint, request, self.client.ip(), keep_alive, log);
-                let answered = self.router.gate.unless_cut(Box::pin(answering)).await;
+                let answered = self.router.gate.until_cut(Box::pin(answering)).await;
                 answered.unwrap_or(Err(Error::Draining))
             }
         }

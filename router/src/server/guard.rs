@@ -35,7 +35,7 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The request that replaces a refused one.
-const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+const REPLACEMENT: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
 
 /// Time limits for the parts of a request.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl Guard {
     fn set_congestion(&mut self, congested: bool) {
         if self.is_congested != congested {
             self.is_congested = congested;
-            self.keep_alive.congest(congested);
+            self.keep_alive.set_congested(congested);
         }
     }
 
@@ -161,8 +161,8 @@ impl Guard {
     fn refuse(&mut self, error: Error) {
         self.keep_alive.begin(Some(error));
         self.at = Place::Refused;
-        self.held = STAND_IN.to_vec();
-        self.released = STAND_IN.len();
+        self.held = REPLACEMENT.to_vec();
+        self.released = REPLACEMENT.len();
     }
 
     fn slow_from(&mut self) -> Instant {
@@ -206,7 +206,7 @@ impl Guard {
                 if self.held.is_empty() {
                     return Poll::Pending;
                 }
-                self.keep_alive.disturb();
+                self.keep_alive.record_bytes();
                 ready!(self.poll_wait(Wait::Head, cx));
                 self.refuse(Error::HeadTimeout { after: self.limits.head });
                 return Poll::Ready(Ok(()));

@@ -30,7 +30,7 @@ struct State {
     uploaded: bool,
     draining: bool,
     congested: bool,
-    quiet_since: Option<Instant>,
+    idle_since: Option<Instant>,
     /// The error of the refused request that hyper sees as a stand-in.
     refusal: Option<Error>,
     /// Woken at the end of the response.
@@ -42,7 +42,7 @@ impl KeepAliveState {
     pub(super) fn begin(&self, refusal: Option<Error>) {
         let mut state = self.0.lock();
         (state.used, state.answering, state.uploaded) = (true, true, false);
-        (state.refusal, state.quiet_since) = (refusal, None);
+        (state.refusal, state.idle_since) = (refusal, None);
     }
 
     pub(super) fn is_used(&self) -> bool {
@@ -74,24 +74,24 @@ impl KeepAliveState {
 
     pub(super) fn end(&self) {
         let mut state = self.0.lock();
-        (state.answering, state.quiet_since) = (false, Some(Instant::now()));
+        (state.answering, state.idle_since) = (false, Some(Instant::now()));
         if let Some(next) = state.next.take() {
             next.wake();
         }
     }
 
     /// Marks the connection as idle from now on.
-    pub(super) fn is_quiet(&self) {
-        self.0.lock().quiet_since = Some(Instant::now());
+    pub(super) fn start_idle(&self) {
+        self.0.lock().idle_since = Some(Instant::now());
     }
 
     /// Records a part of a head: the connection is not idle.
-    pub(super) fn disturb(&self) {
-        self.0.lock().quiet_since = None;
+    pub(super) fn record_bytes(&self) {
+        self.0.lock().idle_since = None;
     }
 
     /// Sets whether bytes wait for the client.
-    pub(super) fn congest(&self, congested: bool) {
+    pub(super) fn set_congested(&self, congested: bool) {
         self.0.lock().congested = congested;
     }
 
@@ -100,7 +100,7 @@ impl KeepAliveState {
     pub(super) async fn rests(&self, timer: &mut DeadlineTimer) {
         poll_fn(|cx| {
             let state = self.0.lock();
-            match state.quiet_since {
+            match state.idle_since {
                 // Unsent bytes would be lost with hyper's buffers.
                 Some(since) if !state.congested => timer.poll(since + REST_AFTER, cx),
                 _ => Poll::Pending,

@@ -37,10 +37,10 @@ use crate::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two attempts to close an idle connection while the limit is reached.
-const FULL_PAUSE: Duration = Duration::from_millis(20);
+const CLOSE_PERIOD: Duration = Duration::from_millis(20);
 
 /// Least time between two warnings of the same kind.
-const LOG_PAUSE: Duration = Duration::from_secs(1);
+const LOG_PERIOD: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel completes while no accept is waiting.
 const BACKLOG: i32 = 4096;
@@ -103,7 +103,7 @@ pub(crate) async fn accept(
 ) {
     let workers = router.registry.workers().len();
     let places = Arc::new(Places::new(router.config.max_connections, workers));
-    let most = places.most + places.extra;
+    let max_connections = places.count + places.extra;
     let metrics = Arc::clone(&router.metrics);
     let admin = admin::routes(Arc::clone(&router));
     let sites = listener.local_addr().map(|address| Sites::new(&router.config, address));
@@ -148,13 +148,13 @@ pub(crate) async fn accept(
     let deadline = loop {
         metrics.client_connections.set(connections.len() as u64);
         tokio::select! {
-            accepted = next(listener.as_ref()), if connections.len() < most => match accepted {
+            accepted = next(listener.as_ref()), if connections.len() < max_connections => match accepted {
                 Ok(accepted) => {
                     metrics.client_connections_accepted.increment();
-                    let is_full = connections.len() >= places.most;
+                    let is_full = connections.len() >= places.count;
                     // An idle connection is closed to free a place.
                     if is_full && !places.shed() && noted.now() {
-                        tracing::warn!("all {} places for connections are taken", places.most);
+                        tracing::warn!("all {} places for connections are taken", places.count);
                     }
                     serve(&mut connections, accepted);
                 }
@@ -168,7 +168,7 @@ pub(crate) async fn accept(
                 }
             },
             Some(left) = connections.join_next() => hand_on(&mut connections, left),
-            () = sleep(FULL_PAUSE), if connections.len() >= most => {
+            () = sleep(CLOSE_PERIOD), if connections.len() >= max_connections => {
                 places.shed();
             }
             changed = lifecycle.changed() => match changed.map(|()| *lifecycle.borrow_and_update()) {
@@ -226,7 +226,7 @@ struct Throttle(Option<Instant>);
 impl Throttle {
     fn now(&mut self) -> bool {
         let now = Instant::now();
-        let due = self.0.is_none_or(|last| now - last >= LOG_PAUSE);
+        let due = self.0.is_none_or(|last| now - last >= LOG_PERIOD);
         if due {
             self.0 = Some(now);
         }

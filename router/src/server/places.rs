@@ -23,18 +23,18 @@ use tokio::{
 };
 
 /// Largest number of connections without a place.
-const EXTRA: usize = 32;
+const MAX_EXTRA: usize = 32;
 
 /// Least idle time of a connection that is closed. A client that has just connected is about to send a request.
-const LEAST_IDLE: Duration = Duration::from_secs(1);
+const MIN_IDLE: Duration = Duration::from_secs(1);
 
 /// Descriptors that are reserved for files, name look-ups and closing connections.
-const OTHER_FILES: usize = 8;
+const RESERVED_FILES: usize = 8;
 
 /// The places of one router.
 pub(super) struct Places {
     /// Number of places.
-    pub(super) most: usize,
+    pub(super) count: usize,
     /// Largest number of connections without a place.
     pub(super) extra: usize,
     taken: AtomicUsize,
@@ -66,14 +66,14 @@ impl Places {
         let (files, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, 0));
         let files = usize::try_from(files).unwrap_or(usize::MAX);
         let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        let possible = files.saturating_sub(open + workers + OTHER_FILES) / 2;
-        let extra = EXTRA.min(possible / 4).max(1);
-        let most = asked.min(possible.saturating_sub(extra)).max(1);
-        if asked > most {
-            tracing::info!("at most {most} connections, by the limit of {files} open files");
+        let possible = files.saturating_sub(open + workers + RESERVED_FILES) / 2;
+        let extra = MAX_EXTRA.min(possible / 4).max(1);
+        let count = asked.min(possible.saturating_sub(extra)).max(1);
+        if asked > count {
+            tracing::info!("at most {count} connections, by the limit of {files} open files");
         }
         Self {
-            most,
+            count,
             extra,
             taken: AtomicUsize::new(0),
             freed: Notify::new(),
@@ -82,7 +82,7 @@ impl Places {
     }
 
     pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
-        let fitting = |taken: usize| (taken < self.most).then_some(taken + 1);
+        let fitting = |taken: usize| (taken < self.count).then_some(taken + 1);
         let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting);
         took.is_ok().then(|| Place(Arc::clone(self)))
     }
@@ -97,11 +97,11 @@ impl Places {
         }
     }
 
-    /// Closes the connection that was idle for longest. Returns false if none was idle for [`LEAST_IDLE`].
+    /// Closes the connection that was idle for longest. Returns false if none was idle for [`MIN_IDLE`].
     pub(super) fn shed(&self) -> bool {
         let mut idle = self.idle.lock();
         let oldest = idle.waiting.first_entry();
-        let oldest = oldest.filter(|oldest| oldest.get().0.elapsed() >= LEAST_IDLE);
+        let oldest = oldest.filter(|oldest| oldest.get().0.elapsed() >= MIN_IDLE);
         oldest.map(OccupiedEntry::remove).is_some()
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let (_third, three) = places.rest();
         drop(second);
         assert!(!places.shed(), "they have just become idle");
-        tokio::time::advance(LEAST_IDLE).await;
+        tokio::time::advance(MIN_IDLE).await;
         assert!(places.shed());
         assert!(one.await.is_err(), "it is told to close");
         assert!(places.shed());

@@ -18,8 +18,10 @@ use crate::{
 };
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-const ASKS_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
-const ALLOWS_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+const REQUEST_PRIVATE_NETWORK: HeaderName =
+    HeaderName::from_static("access-control-request-private-network");
+const ALLOW_PRIVATE_NETWORK: HeaderName =
+    HeaderName::from_static("access-control-allow-private-network");
 
 /// Seconds for which a browser may cache a permission.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
@@ -114,8 +116,8 @@ impl Sites {
         if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
             given.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
         }
-        if headers.contains_key(ASKS_PRIVATE) {
-            given.insert(ALLOWS_PRIVATE, HeaderValue::from_static("true"));
+        if headers.contains_key(REQUEST_PRIVATE_NETWORK) {
+            given.insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
         }
         given.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
         Some(Ok(response))

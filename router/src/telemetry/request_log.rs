@@ -61,7 +61,7 @@ impl RequestLog {
     }
 
     /// Marks the response as broken. A later `ended` does not change that: the last frame may look complete.
-    pub fn broke(&self) {
+    pub fn mark_broken(&self) {
         self.record.lock().end = End::Broken;
     }
 

@@ -24,7 +24,7 @@ pub struct Pool {
     idle_timeout: Duration,
     /// Idle connections by the thread that has opened them, because its runtime polls them. Last in, first out, so
     /// that the others time out. Locked for a push or a pop, never across I/O.
-    idle: [Mutex<Vec<Idle>>; cores::MOST + 1],
+    idle: [Mutex<Vec<Idle>>; cores::MAX_CORES + 1],
     /// The shared connection of HTTP/2.
     shared: Mutex<Option<Connection>>,
     /// Locked while one task opens the shared connection.

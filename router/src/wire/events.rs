@@ -9,10 +9,10 @@ use memchr::memchr;
 
 /// An incomplete event is buffered up to this size, so that a client never gets half of it. A longer event is
 /// passed on in parts, so that an endless line does not grow memory.
-const HELD: usize = 64 << 10;
+const MAX_BUFFERED: usize = 64 << 10;
 
 /// Largest size of an event.
-const LONGEST: usize = 64 << 20;
+const MAX_EVENT: usize = 64 << 20;
 
 /// A complete event, or a part of an event that is too long to buffer.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Events {
         let new = frame.split_to(end.unwrap_or(frame.len()));
         let ends = end.is_some();
         let size = self.held.len() + new.len();
-        if !ends && self.passed == 0 && size <= HELD {
+        if !ends && self.passed == 0 && size <= MAX_BUFFERED {
             self.held.extend_from_slice(&new);
             return Ok(None);
         }
@@ -68,7 +68,7 @@ impl Events {
             self.held.split().freeze()
         };
         self.passed = if ends { 0 } else { self.passed + size };
-        if self.passed > LONGEST { Err(Endless) } else { Ok(Some(Piece { bytes, begins, ends })) }
+        if self.passed > MAX_EVENT { Err(Endless) } else { Ok(Some(Piece { bytes, begins, ends })) }
     }
 
     /// Takes the buffered start of an incomplete event.
@@ -77,7 +77,7 @@ impl Events {
     }
 
     /// Whether all pieces so far were complete events.
-    pub fn is_between(&self) -> bool {
+    pub fn is_between_events(&self) -> bool {
         self.passed == 0
     }
 
@@ -201,8 +201,8 @@ mod tests {
             let mut frame = Bytes::from_static(&[b'x'; 10_000]);
             if let Some(piece) = splitter.next(&mut frame).expect("not that long") {
                 assert_eq!((piece.begins, piece.ends), (sizes.is_empty(), false));
-                assert!(piece.bytes.len() <= HELD + 10_000);
-                assert!(!splitter.is_between());
+                assert!(piece.bytes.len() <= MAX_BUFFERED + 10_000);
+                assert!(!splitter.is_between_events());
                 sizes.push(piece.bytes.len());
             }
         }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(sizes.iter().sum::<usize>(), 1_000_000);
         let next = splitter.next(&mut frame).expect("short").expect("an event");
         assert_eq!((next.begins, next.ends), (true, true));
-        assert!(splitter.is_between());
+        assert!(splitter.is_between_events());
     }
 
     #[test]
@@ -220,6 +220,6 @@ mod tests {
         let mut splitter = Events::default();
         let chunk = Bytes::from(vec![b'x'; 1 << 20]);
         let outcomes = (0..100).map(|_| splitter.next(&mut chunk.clone()).is_err());
-        assert_eq!(outcomes.take_while(|failed| !failed).count(), LONGEST >> 20);
+        assert_eq!(outcomes.take_while(|failed| !failed).count(), MAX_EVENT >> 20);
     }
 }

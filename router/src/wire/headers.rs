@@ -19,13 +19,13 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 const INTERNAL: &str = "x-mla-";
 
 /// Internal fields that clients may send.
-const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
+const CLIENT_FIELDS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 
 /// The header field in which Anthropic's clients send their key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Whether the content type is that of an event stream; `None` without a content type.
-pub fn say_event_stream(headers: &HeaderMap) -> Option<bool> {
+pub fn content_type_is_event_stream(headers: &HeaderMap) -> Option<bool> {
     let name = b"text/event-stream";
     let value = headers.get(header::CONTENT_TYPE)?.as_bytes();
     Some(value.get(..name.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(name)))
@@ -45,7 +45,7 @@ pub fn for_worker(headers: &mut HeaderMap) {
     let internal: SmallVec<[HeaderName; 2]> = headers
         .keys()
         .filter(|name| name.as_str().starts_with(INTERNAL))
-        .filter(|name| !FOR_CLIENTS.contains(&name.as_str()))
+        .filter(|name| !CLIENT_FIELDS.contains(&name.as_str()))
         .cloned()
         .collect();
     for name in internal {

@@ -82,7 +82,11 @@ async fn load_of_other_routers_is_known_from_worker_reports() {
     let mut client = Client::connect(router.local_addr()).await;
     assert_eq!(client.post("/v1/chat/completions", CHAT).await.status, 200);
     let candidate = router.router().registry.workers()[0].candidate(0, Instant::now());
-    assert_eq!((candidate.requests, candidate.others), (0, 11), "one of the twelve was ours");
+    assert_eq!(
+        (candidate.requests, candidate.other_requests),
+        (0, 11),
+        "one of the twelve was ours"
+    );
 }
 
 /// Number of requests sent to a worker with their prefix in its cache.

@@ -14,7 +14,7 @@ use mla_router::{
     Config,
     config::PolicyName,
     correct::{Epoch, Learned, OwnerShare, Prediction, Usage},
-    fleet::{others::Others, speed::Speed},
+    fleet::{other_routers::OtherRouters, speed::Speed},
     key::{Measure, RouteKey},
     names::WorkerId,
     policy::{self, Candidate, Policy, PolicyRequest},
@@ -100,7 +100,7 @@ struct Router {
     requests: Vec<u32>,
     pending: Vec<u64>,
     speeds: Vec<Speed>,
-    others: Vec<Others>,
+    other_routers: Vec<OtherRouters>,
 }
 
 /// A request in flight.
@@ -131,7 +131,7 @@ impl Router {
             requests: vec![0; workers],
             pending: vec![0; workers],
             speeds: (0..workers).map(|_| Speed::default()).collect(),
-            others: (0..workers).map(|_| Others::default()).collect(),
+            other_routers: (0..workers).map(|_| OtherRouters::default()).collect(),
         };
         for (worker, learned) in router.learned.iter().enumerate() {
             learned.set_capacity(&router.tree, WorkerId(worker as u32), world.cache_tokens);
@@ -150,7 +150,7 @@ impl Router {
             Candidate {
                 id,
                 requests: self.requests[worker],
-                others: self.others[worker].requests(now),
+                other_requests: self.other_routers[worker].requests(now),
                 pending_tokens: self.pending[worker],
                 matched_blocks: held.map_or(0, |(_, blocks)| *blocks),
                 hash_seed: xxh3_64_with_seed(b"worker", worker as u64),
@@ -204,7 +204,7 @@ impl Router {
         let before = sent.tokens_ahead - sent.pending;
         self.speeds[sent.worker].observe(before, own, Duration::from_secs_f64(waited));
         if let Some(load) = load {
-            self.others[sent.worker].observe(load, self.requests[sent.worker], now);
+            self.other_routers[sent.worker].observe(load, self.requests[sent.worker], now);
         }
         let learned = &self.learned[sent.worker];
         self.pending[sent.worker] -= std::mem::take(&mut sent.pending);

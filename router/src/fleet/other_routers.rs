@@ -11,25 +11,25 @@ const VALID: Duration = Duration::from_secs(10);
 
 /// The latest report of one worker.
 #[derive(Debug, Default)]
-pub struct Others(Mutex<Option<Report>>);
+pub struct OtherRouters(Mutex<Option<Report>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Report {
-    others: u32,
+    requests: u32,
     at: Instant,
 }
 
-impl Others {
+impl OtherRouters {
     /// Records a report: `requests` of all routers together, `own` of them from this router.
     pub fn observe(&self, requests: u32, own: u32, now: Instant) {
-        *self.0.lock() = Some(Report { others: requests.saturating_sub(own), at: now });
+        *self.0.lock() = Some(Report { requests: requests.saturating_sub(own), at: now });
     }
 
     /// Requests of other routers by the last report; 0 without a valid one.
     pub fn requests(&self, now: Instant) -> u32 {
         let report =
             self.0.lock().filter(|report| now.saturating_duration_since(report.at) < VALID);
-        report.map_or(0, |report| report.others)
+        report.map_or(0, |report| report.requests)
     }
 }
 
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_counts_the_requests_of_other_routers_and_expires() {
-        let (others, now) = (Others::default(), Instant::now());
+    fn report_counts_requests_of_other_routers_and_expires() {
+        let (others, now) = (OtherRouters::default(), Instant::now());
         assert_eq!(others.requests(now), 0);
         others.observe(30, 10, now);
         assert_eq!(others.requests(now), 20);

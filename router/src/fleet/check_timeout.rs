@@ -4,20 +4,20 @@
 use std::time::Duration;
 
 /// A check may take this many times the time of the last one.
-const LENIENCE: u32 = 4;
+const LIMIT_FACTOR: u32 = 4;
 
 /// Upper bound, as a multiple of --health-check-timeout-secs.
-const MOST: u32 = 4;
+const MAX_MULTIPLE: u32 = 4;
 
 /// The adaptive limit. It grows with the time of the checks, doubles with each missed check, and halves with each
 /// answer, like the retransmission timeout of TCP.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct CheckTimeout {
     least: Duration,
     limit: Duration,
 }
 
-impl Patience {
+impl CheckTimeout {
     /// `least` is --health-check-timeout-secs.
     pub(super) fn new(least: Duration) -> Self {
         Self { least, limit: least }
@@ -28,7 +28,7 @@ impl Patience {
     }
 
     pub(super) fn answered(&mut self, after: Duration) {
-        self.set((self.limit / 2).max(after.saturating_mul(LENIENCE)));
+        self.set((self.limit / 2).max(after.saturating_mul(LIMIT_FACTOR)));
     }
 
     pub(super) fn missed(&mut self) {
@@ -36,7 +36,7 @@ impl Patience {
     }
 
     fn set(&mut self, limit: Duration) {
-        self.limit = limit.clamp(self.least, self.least.saturating_mul(MOST));
+        self.limit = limit.clamp(self.least, self.least.saturating_mul(MAX_MULTIPLE));
     }
 }
 
@@ -44,29 +44,29 @@ impl Patience {
 mod tests {
     use super::*;
 
-    const LEAST: Duration = Duration::from_secs(1);
+    const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 
     #[test]
     fn limit_follows_the_speed_of_the_worker() {
-        let mut patience = Patience::new(LEAST);
-        patience.answered(Duration::from_millis(2));
-        assert_eq!(patience.limit(), LEAST);
-        patience.answered(Duration::from_millis(600));
-        assert_eq!(patience.limit(), Duration::from_millis(2400));
-        patience.answered(Duration::from_secs(2));
-        assert_eq!(patience.limit(), MOST * LEAST);
+        let mut timeout = CheckTimeout::new(MIN_TIMEOUT);
+        timeout.answered(Duration::from_millis(2));
+        assert_eq!(timeout.limit(), MIN_TIMEOUT);
+        timeout.answered(Duration::from_millis(600));
+        assert_eq!(timeout.limit(), Duration::from_millis(2400));
+        timeout.answered(Duration::from_secs(2));
+        assert_eq!(timeout.limit(), MAX_MULTIPLE * MIN_TIMEOUT);
         for _ in 0..2 {
-            patience.answered(Duration::from_millis(2));
+            timeout.answered(Duration::from_millis(2));
         }
-        assert_eq!(patience.limit(), LEAST);
+        assert_eq!(timeout.limit(), MIN_TIMEOUT);
     }
 
     #[test]
     fn a_missed_check_doubles_it() {
-        let mut patience = Patience::new(LEAST);
+        let mut timeout = CheckTimeout::new(MIN_TIMEOUT);
         for limit in [2, 4, 4] {
-            patience.missed();
-            assert_eq!(patience.limit(), Duration::from_secs(limit));
+            timeout.missed();
+            assert_eq!(timeout.limit(), Duration::from_secs(limit));
         }
     }
 }

@@ -6,21 +6,21 @@ use std::{
 };
 
 /// A silence may last this many times the longest recent one.
-const LENIENCE: u32 = 4;
+const LIMIT_FACTOR: u32 = 4;
 
 /// Each period without a silence as long reduces the longest one by this fraction (1/10).
-const FADING: u64 = 10;
+const DECAY_DIVISOR: u64 = 10;
 
 /// The longest silences, in milliseconds.
 #[derive(Debug, Default)]
-pub(super) struct Rhythm {
+pub(super) struct SilenceLimit {
     /// The longest silence of the present period.
     longest: AtomicU64,
     /// The longest silence of earlier periods; 0 before the first period has ended.
     before: AtomicU64,
 }
 
-impl Rhythm {
+impl SilenceLimit {
     /// Records a silence that ended with a sign of life.
     pub(super) fn observe(&self, silence: u64) {
         if self.longest.load(Ordering::Relaxed) < silence {
@@ -29,17 +29,17 @@ impl Rhythm {
     }
 
     /// Ends a period in which the engine has worked.
-    pub(super) fn turn(&self) {
+    pub(super) fn end_period(&self) {
         let before = self.before.load(Ordering::Relaxed);
         let longest = self.longest.swap(0, Ordering::Relaxed);
-        self.before.store(longest.max(before - before / FADING).max(1), Ordering::Relaxed);
+        self.before.store(longest.max(before - before / DECAY_DIVISOR).max(1), Ordering::Relaxed);
     }
 
     /// The limit for a silence: at least `least`, and at least `unknown` before the first period has ended.
     pub(super) fn limit(&self, least: Duration, unknown: Duration) -> Duration {
         let before = self.before.load(Ordering::Relaxed);
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed).max(before));
-        let learned = longest.saturating_mul(LENIENCE).max(least);
+        let learned = longest.saturating_mul(LIMIT_FACTOR).max(least);
         if before == 0 { learned.max(unknown) } else { learned }
     }
 }
@@ -48,24 +48,24 @@ impl Rhythm {
 mod tests {
     use super::*;
 
-    const LEAST: Duration = Duration::from_millis(2500);
+    const MIN: Duration = Duration::from_millis(2500);
     const UNKNOWN: Duration = Duration::from_secs(10);
 
     #[test]
     fn rhythm_is_learned_from_completed_silences() {
-        let rhythm = Rhythm::default();
-        rhythm.observe(40);
-        assert_eq!(rhythm.limit(LEAST, UNKNOWN), UNKNOWN, "nothing is known yet");
-        rhythm.turn();
-        assert_eq!(rhythm.limit(LEAST, UNKNOWN), LEAST);
-        rhythm.observe(3000);
-        assert_eq!(rhythm.limit(LEAST, UNKNOWN), Duration::from_secs(12), "at once");
-        rhythm.turn();
-        rhythm.turn();
-        assert_eq!(rhythm.limit(LEAST, UNKNOWN), Duration::from_millis(4 * 2700));
+        let silence_limit = SilenceLimit::default();
+        silence_limit.observe(40);
+        assert_eq!(silence_limit.limit(MIN, UNKNOWN), UNKNOWN, "nothing is known yet");
+        silence_limit.end_period();
+        assert_eq!(silence_limit.limit(MIN, UNKNOWN), MIN);
+        silence_limit.observe(3000);
+        assert_eq!(silence_limit.limit(MIN, UNKNOWN), Duration::from_secs(12), "at once");
+        silence_limit.end_period();
+        silence_limit.end_period();
+        assert_eq!(silence_limit.limit(MIN, UNKNOWN), Duration::from_millis(4 * 2700));
         for _ in 0..20 {
-            rhythm.turn();
+            silence_limit.end_period();
         }
-        assert_eq!(rhythm.limit(LEAST, UNKNOWN), LEAST);
+        assert_eq!(silence_limit.limit(MIN, UNKNOWN), MIN);
     }
 }

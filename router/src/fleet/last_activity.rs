@@ -8,13 +8,13 @@ use std::{
 use tokio::time::Instant;
 
 /// Measured silences may be too short by this much.
-pub(super) const GRAIN: Duration = Duration::from_millis(1);
+pub(super) const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// Written for every frame, by any thread: so it has a cache line of its own, and a value that would not change is not
 /// written. All times are milliseconds since `born`.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Pulse {
+pub(super) struct LastActivity {
     /// Time of the last byte.
     last_byte: AtomicU64,
     /// Time at which the worker, idle before, got a request.
@@ -22,13 +22,13 @@ pub(super) struct Pulse {
     born: Instant,
 }
 
-impl Pulse {
+impl LastActivity {
     pub(super) fn new(now: Instant) -> Self {
         Self { last_byte: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
     }
 
     /// Records a byte. Returns the length in milliseconds of the silence that it ends.
-    pub(super) fn beat(&self, now: Instant) -> u64 {
+    pub(super) fn record_byte(&self, now: Instant) -> u64 {
         let (at, before) = (self.millis(now), self.last_byte.load(Ordering::Relaxed));
         if before >= at {
             return 0;
@@ -38,7 +38,7 @@ impl Pulse {
     }
 
     /// Records a request on an idle worker: its silence starts now.
-    pub(super) fn begin(&self, now: Instant) {
+    pub(super) fn record_request(&self, now: Instant) {
         self.busy_since.store(self.millis(now), Ordering::Relaxed);
     }
 
@@ -67,23 +67,23 @@ mod tests {
     fn silence_is_counted_from_the_last_sign() {
         let born = Instant::now();
         let at = |millis| born + Duration::from_millis(millis);
-        let pulse = Pulse::new(born);
-        assert_eq!(pulse.silent_for(at(40)), Duration::from_millis(40));
-        assert_eq!(pulse.beat(at(50)), 50);
-        assert_eq!(pulse.beat(at(30)), 0, "another thread, a little late");
-        assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
-        assert_eq!(pulse.silent_for(at(10)), Duration::ZERO);
+        let activity = LastActivity::new(born);
+        assert_eq!(activity.silent_for(at(40)), Duration::from_millis(40));
+        assert_eq!(activity.record_byte(at(50)), 50);
+        assert_eq!(activity.record_byte(at(30)), 0, "another thread, a little late");
+        assert_eq!(activity.silent_for(at(70)), Duration::from_millis(20));
+        assert_eq!(activity.silent_for(at(10)), Duration::ZERO);
     }
 
     #[test]
     fn a_new_request_begins_a_silence_and_is_no_sign_of_life() {
         let born = Instant::now();
         let at = |millis| born + Duration::from_millis(millis);
-        let pulse = Pulse::new(born);
-        pulse.beat(at(10));
-        pulse.begin(at(50));
-        assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
-        assert_eq!(pulse.beat(at(15)), 0, "it was idle until then");
-        assert!(pulse.received_since(at(5)) && !pulse.received_since(at(20)));
+        let activity = LastActivity::new(born);
+        activity.record_byte(at(10));
+        activity.record_request(at(50));
+        assert_eq!(activity.silent_for(at(70)), Duration::from_millis(20));
+        assert_eq!(activity.record_byte(at(15)), 0, "it was idle until then");
+        assert!(activity.received_since(at(5)) && !activity.received_since(at(20)));
     }
 }

@@ -1,5 +1,5 @@
-//! The pace of a worker, learned from its responses: limits for the wait for a first byte, for a whole answer, and for
-//! the pauses of streams.
+//! Limits learned from the responses of a worker: for the wait for a first byte, for a whole answer, and for the pauses
+//! of streams.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,15 +10,15 @@ use parking_lot::Mutex;
 
 /// A wait may last this many times the expected time. Prompt lengths are estimated from bytes and batches are
 /// uneven, so a factor of two is common. A frozen worker exceeds any factor.
-const LENIENCE: u32 = 4;
+const LIMIT_FACTOR: u32 = 4;
 
 /// Factor by which each observation reduces the weight of the earlier ones.
-const MEMORY: f64 = 0.95;
+const DECAY: f64 = 0.95;
 
 /// Seconds per prompt token, as the ratio of two decaying sums. A mean of ratios would give short prompts too much
 /// weight: their wait depends little on their tokens.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Mutex<Sums>);
+pub(super) struct FirstByteTime(Mutex<Sums>);
 
 #[derive(Debug)]
 struct Sums {
@@ -27,24 +27,24 @@ struct Sums {
 }
 
 impl Default for Sums {
-    /// A pace below that of any engine in use, so that a queue which builds up before the first observation does not
+    /// Slower than any engine in use, so that a queue which builds up before the first observation does not
     /// make requests move from worker to worker. The first observations outweigh it.
     fn default() -> Self {
         Self { seconds: 1.0, tokens: 1000.0 }
     }
 }
 
-impl Pace {
+impl FirstByteTime {
     /// Observes a first byte that came `after` this time, or had not come by then, with `tokens_ahead` to compute.
     pub(super) fn observe(&self, tokens_ahead: u64, after: Duration) {
         let mut sums = self.0.lock();
-        sums.seconds = sums.seconds * MEMORY + after.as_secs_f64();
-        sums.tokens = sums.tokens * MEMORY + tokens_ahead as f64;
+        sums.seconds = sums.seconds * DECAY + after.as_secs_f64();
+        sums.tokens = sums.tokens * DECAY + tokens_ahead as f64;
     }
 
     /// The limit for a first byte behind `tokens_ahead` tokens; at least `least`.
     pub(super) fn limit(&self, tokens_ahead: u64, least: Duration) -> Duration {
-        self.expected(tokens_ahead).saturating_mul(LENIENCE).max(least)
+        self.expected(tokens_ahead).saturating_mul(LIMIT_FACTOR).max(least)
     }
 
     /// The expected time to a first byte behind `tokens_ahead` tokens.
@@ -57,9 +57,9 @@ impl Pace {
 
 /// The longest of the observed times in milliseconds. Each observation takes a hundredth off the longest one before.
 #[derive(Debug, Default)]
-pub(super) struct Longest(AtomicU64);
+pub(super) struct LongestTime(AtomicU64);
 
-impl Longest {
+impl LongestTime {
     pub(super) fn observe(&self, took: Duration) {
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let before = self.0.load(Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Longest {
     /// The limit for the next time; at least `least`.
     pub(super) fn limit(&self, least: Duration) -> Duration {
         let longest = Duration::from_millis(self.0.load(Ordering::Relaxed));
-        least.max(longest.saturating_mul(LENIENCE))
+        least.max(longest.saturating_mul(LIMIT_FACTOR))
     }
 }
 
@@ -78,42 +78,42 @@ impl Longest {
 mod tests {
     use super::*;
 
-    const LEAST: Duration = Duration::from_secs(10);
+    const MIN_LIMIT: Duration = Duration::from_secs(10);
 
     #[test]
     fn an_unknown_worker_has_the_setting_for_a_prompt_and_time_for_a_queue() {
-        assert_eq!(Pace::default().limit(2000, LEAST), LEAST);
-        assert!(Pace::default().limit(200_000, LEAST) > 10 * LEAST);
+        assert_eq!(FirstByteTime::default().limit(2000, MIN_LIMIT), MIN_LIMIT);
+        assert!(FirstByteTime::default().limit(200_000, MIN_LIMIT) > 10 * MIN_LIMIT);
     }
 
     #[test]
     fn a_long_prompt_has_a_longer_limit() {
-        let pace = Pace::default();
+        let time = FirstByteTime::default();
         for _ in 0..100 {
-            pace.observe(10_000, Duration::from_secs(1));
-            pace.observe(16, Duration::from_millis(30)); // weighs little
+            time.observe(10_000, Duration::from_secs(1));
+            time.observe(16, Duration::from_millis(30)); // weighs little
         }
-        assert_eq!(pace.limit(10_000, LEAST), LEAST);
-        let long = pace.limit(200_000, LEAST);
+        assert_eq!(time.limit(10_000, MIN_LIMIT), MIN_LIMIT);
+        let long = time.limit(200_000, MIN_LIMIT);
         assert!((80..90).contains(&long.as_secs()), "{long:?} for 20 s of work");
     }
 
     #[test]
     fn slower_worker_gets_a_longer_limit() {
-        let pace = Pace::default();
+        let time = FirstByteTime::default();
         for _ in 0..100 {
-            pace.observe(1000, Duration::from_millis(100));
+            time.observe(1000, Duration::from_millis(100));
         }
-        assert_eq!(pace.limit(1000, LEAST), LEAST);
+        assert_eq!(time.limit(1000, MIN_LIMIT), MIN_LIMIT);
         for _ in 0..20 {
-            pace.observe(1000, LEAST);
+            time.observe(1000, MIN_LIMIT);
         }
-        assert!(pace.limit(1000, LEAST) > 2 * LEAST);
+        assert!(time.limit(1000, MIN_LIMIT) > 2 * MIN_LIMIT);
     }
 
     #[test]
     fn the_longest_time_raises_the_limit_at_once_and_fades() {
-        let (longest, least) = (Longest::default(), Duration::from_secs(60));
+        let (longest, least) = (LongestTime::default(), Duration::from_secs(60));
         assert_eq!(longest.limit(least), least);
         longest.observe(Duration::from_secs(100));
         assert_eq!(longest.limit(least), Duration::from_secs(400));
