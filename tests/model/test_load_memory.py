@@ -21,6 +21,18 @@ LARGE = {
 }
 
 
+def peak_of_loading(folder: Path, *methods: str) -> int:
+    """Returns bytes."""
+    child = subprocess.run(
+        [sys.executable, load_memory.__file__, str(folder), *methods],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    return int(child.stdout)
+
+
 def test_peak_is_the_weights_and_the_files_being_read(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, shard_size="20MB", **(CONFIGS["v3"] | LARGE))
     sizes = [file.stat().st_size for file in tmp_path.glob("*.safetensors")]
@@ -29,12 +41,9 @@ def test_peak_is_the_weights_and_the_files_being_read(tmp_path: Path) -> None:
     limit = total + PARALLEL_FILES * max(sizes) + 30 * MB  # torch's allocations at its first use
     assert limit < 1.5 * total  # all files at once would exceed it
 
-    child = subprocess.run(
-        [sys.executable, load_memory.__file__, str(tmp_path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    peak = int(child.stdout)
+    peak = peak_of_loading(tmp_path)
     assert total <= peak <= limit, f"{peak / MB:.0f} MB, limit {limit / MB:.0f}"
+
+    # Weights that are quantized while they load never exist as plain ones all at once
+    peak = peak_of_loading(tmp_path, "fp8")
+    assert peak < total, f"{peak / MB:.0f} MB of {total / MB:.0f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model, load_mtp
 from mla_router.worker.model.mtp import MultiTokenPrediction
+from mla_router.worker.model.quantization.choose import ONLINE
 from support.forward_driver import ForwardDriver, nan_caches
 from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
@@ -83,6 +86,15 @@ def test_fp8_layers_but_for_the_projection_that_joins(tmp_path: Path) -> None:
     (got,) = guesses(model, mtp, WHOLE)
     (expected,) = guesses(*load(tmp_path / "plain"), WHOLE)
     assert (got - expected).abs().max().item() <= 1e-5
+
+
+def test_layers_are_quantized_online_as_the_model_is(tmp_path: Path) -> None:
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    config = replace(read_config(tmp_path), quantization=ONLINE["fp8"])
+    model = load_model(tmp_path, device="cpu", dtype=torch.float32, config=config)
+    layer = load_mtp(model, tmp_path).depths[0]
+    assert layer.eh_proj.operand.is_plain and layer.self_attn.kv_b_proj.operand.is_plain
+    assert layer.self_attn.o_proj.weight.dtype == torch.float8_e4m3fn
 
 
 def test_embedding_head_and_rotations_take_no_memory_of_their_own(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Loads a model in a separate process and prints the largest growth of its memory, in bytes.
 
-    python load_memory.py FOLDER
+    python load_memory.py FOLDER [QUANTIZATION]
 
 Pages of mapped files count as memory here, though the kernel can take them back.
 """
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.quantization.choose import ONLINE
 
 
 def status(name: str) -> int:
@@ -24,9 +27,13 @@ def status(name: str) -> int:
 
 
 def main() -> None:
+    folder, *methods = sys.argv[1:]
+    config = read_config(Path(folder))
+    if methods:
+        config = replace(config, quantization=ONLINE[methods[0]])
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    load_model(Path(sys.argv[1]), device="cpu", dtype=torch.float32)
+    load_model(Path(folder), device="cpu", dtype=torch.float32, config=config)
     print(status("VmHWM") - before)
 
 

@@ -175,8 +175,34 @@ def test_half_of_a_joined_projection_cannot_be_left_out(folder: Path) -> None:
         answers(folder)
 
 
-def test_scales_of_activations_are_not_needed(tmp_path: Path) -> None:
-    """AutoFP8's static scheme, where the single scale of a tensor has no axis. One that is wrong is an error."""
+def test_blocks_of_compressed_tensors(folder: Path) -> None:
+    """The values of DeepSeek's format, under other names."""
+    before = answers(folder)
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights = numbers | {"strategy": "block", "block_structure": [16, 16], "dynamic": False}
+    inputs = numbers | {"strategy": "group", "group_size": 128, "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    file.write_text(json.dumps(config))
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_scale_inv")]:
+            tensors[name.removesuffix("_inv")] = tensors.pop(name)
+
+    edit(folder, rename)
+    assert torch.equal(answers(folder), before)
+
+
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_scales_of_activations_are_not_needed(tmp_path: Path, scheme: str) -> None:
+    """AutoFP8's schemes, where the single scale of a tensor has no axis. A wrong scale of activations is an error."""
     write_tiny_model(tmp_path / "plain", **CONFIGS["v2_lite"])
     quantize_folder(tmp_path / "plain", tmp_path / "fp8", Format("tensor"))
     before = answers(tmp_path / "fp8")
@@ -184,11 +210,12 @@ def test_scales_of_activations_are_not_needed(tmp_path: Path) -> None:
     def as_auto_fp8(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if name.endswith("weight_scale")]:
             tensors[name] = tensors[name].view(())
-            tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
+            if scheme == "static":
+                tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
 
     edit(tmp_path / "fp8", as_auto_fp8)
     config = json.loads((tmp_path / "fp8" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": scheme}
     (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
     assert torch.equal(answers(tmp_path / "fp8"), before)
 
