@@ -2,11 +2,12 @@
 
     python bench/kernels/bench_mla_decode.py --out bench/results/mla_decode.jsonl
     python bench/kernels/bench_mla_decode.py --sweep [--heads 16] [--batch 1 8]
+    python bench/kernels/bench_mla_decode.py --kv-cache-dtype fp8_e4m3 [--sweep]
 
 The floor counts every cached row once and the products of both sums. `us` is with a cold L2, `graph us`
 in a CUDA graph of such calls back to back over caches that take turns, as layers do in a step, so that
 rows are read from memory; making the schedule, once a step for all layers, is not in them and stands by
-itself, and so does the time that the host takes for FlashInfer's plan.
+itself, and so does the time that the host takes for FlashInfer's plan. FlashInfer is compared in bf16 alone.
 `--sweep` times tilings and numbers of parts in such graphs, and the three best with a cold L2, too.
 """
 
@@ -31,6 +32,7 @@ from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, 
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch, mla_decode_triton
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -60,6 +62,17 @@ CANDIDATES = [
     Tiling(64, 64, 8, 2, 1, 1),
     Tiling(64, 64, 8, 2, 1, 2),
 ]
+# With an FP8 cache, whose blocks take half the memory.
+FP8_CANDIDATES = [
+    *(Tiling(16, 64, 4, 3, 2, pieces) for pieces in (2, 4, 8)),
+    *(Tiling(16, 64, 4, 4, 1, pieces) for pieces in (2, 4)),
+    *(Tiling(16, 64, 8, 3, programs, pieces) for programs in (1, 2) for pieces in (2, 4)),
+    *(Tiling(16, 32, 4, stages, 2, 4) for stages in (3, 4)),
+    *(Tiling(16, 128, 8, stages, 1, 4) for stages in (2, 3)),
+    *(Tiling(32, 64, 8, stages, 1, 2) for stages in (2, 3)),
+    *(Tiling(32, 32, 8, stages, 1, 2) for stages in (3, 4)),
+    *(Tiling(64, tokens, 8, 2, 1, 2) for tokens in (32, 64)),
+]
 # Times the number of parts that occupies the GPU once, and the fewest blocks of a part
 PARTS = [(1, 1), (1, 2), (1, 4), (2, 1)]
 
@@ -71,18 +84,27 @@ class Case:
     length: int
     page_size: int = PAGE_SIZE
     queries: int = 1
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return FORMATS.get(self.kv_cache_dtype, torch.bfloat16)
+
+    @property
+    def fp8(self) -> bool:
+        return self.dtype in FORMATS.values()
 
     @property
     def candidates(self) -> list[Tiling]:
         rows = self.heads * self.queries
-        return [tried for tried in CANDIDATES if min(rows, 32) <= tried.block_rows <= rows]
+        tried = FP8_CANDIDATES if self.fp8 else CANDIDATES
+        return [tiles for tiles in tried if min(rows, 32) <= tiles.block_rows <= rows]
 
     @property
     def floor_us(self) -> float:
-        kv = self.batch * self.length * (LATENT + ROPE) * 2
         rows = self.batch * self.queries * self.heads
         flops = 2 * rows * self.length * (2 * LATENT + ROPE)
-        return floor_us(moved_bytes=kv + rows * (2 * LATENT + ROPE) * 2, flops=flops)
+        return floor_us(moved_bytes=self.kv_bytes + rows * (2 * LATENT + ROPE) * 2, flops=flops)
 
     @property
     def flops(self) -> float:
@@ -90,7 +112,7 @@ class Case:
 
     @property
     def kv_bytes(self) -> float:
-        return self.batch * self.length * (LATENT + ROPE) * 2
+        return self.batch * self.length * (LATENT + ROPE) * self.dtype.itemsize
 
 
 CASES = [
@@ -113,9 +135,8 @@ class Inputs:
         pages = -(-case.length // case.page_size)
         num_pages = case.batch * pages + 1
         copies = math.ceil(COLD_BYTES / case.kv_bytes)
-        self.caches = torch.randn(
-            copies, num_pages, case.page_size, LATENT + ROPE, dtype=torch.bfloat16, device="cuda"
-        )
+        shape = copies, num_pages, case.page_size, LATENT + ROPE
+        self.caches = torch.randn(*shape, dtype=torch.bfloat16, device="cuda").to(case.dtype)
         self.cache = self.caches[0]
         order = torch.randperm(num_pages - 1, device="cuda").int() + 1
         self.page_table = order.view(case.batch, pages)
@@ -173,7 +194,9 @@ class Inputs:
         )
 
     def flashinfer(self) -> tuple[Callable[[], None], Callable[[], torch.Tensor]] | None:
-        """What plans it on the host and, planned, what runs it. None if it is not installed."""
+        """What plans it on the host and, planned, what runs it. None if it is not installed, or the cache is FP8."""
+        if self.case.fp8:
+            return None
         try:
             from flashinfer.mla import BatchMLAPagedAttentionWrapper
         except ImportError:
@@ -211,7 +234,8 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
-    chosen = tiling(case.heads, case.batch, case.queries, on=limits(torch.device("cuda")))
+    on = limits(torch.device("cuda"))
+    chosen = tiling(case.heads, case.batch, case.queries, fp8=case.fp8, on=on)
     parts = inputs.parts(chosen)
     schedule = inputs.schedule(chosen, parts)
     ours = inputs.ours(schedule)
@@ -224,6 +248,7 @@ def measure(case: Case) -> dict[str, Any]:
         "length": case.length,
         "page_size": case.page_size,
         "queries": case.queries,
+        "kv_cache_dtype": case.kv_cache_dtype,
         "us": us,
         "graph_us": inputs.graph_us(ours),
         "schedule_graph_us": time_graph_us(lambda: inputs.schedule(chosen, parts)),
@@ -290,7 +315,7 @@ def run_cases(cases: list[Case]) -> dict[str, Any]:
         rows.append(measure(case))
         print_case(rows[-1])
     if rows[0]["flashinfer_us"] is None:
-        print("FlashInfer is not installed: not compared")
+        print("FlashInfer is not installed, or the cache is FP8: not compared")
     return {"rows": rows}
 
 
@@ -332,11 +357,12 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--heads", type=int, nargs="+", help="only these")
     parser.add_argument("--batch", type=int, nargs="+", help="only these")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", *FORMATS), default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     cases = [
-        case
+        replace(case, kv_cache_dtype=args.kv_cache_dtype)
         for case in CASES
         if case.heads in (args.heads or [case.heads]) and case.batch in (args.batch or [case.batch])
     ]
