@@ -10,12 +10,12 @@ from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe.align import moe_align
 from mla_router.worker.kernels.moe.experts import (
     Plus,
-    SharedWeights,
     moe_experts,
     moe_experts_torch,
     takes_shared,
 )
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing, moe_routing_torch
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 

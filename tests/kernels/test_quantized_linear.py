@@ -9,8 +9,9 @@ import torch
 from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import quantized_linear
 from mla_router.worker.kernels.quantize import quantize_rows_torch
-from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
+from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
+from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from support.quantized import drawn_weight, numbers, relative_error
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -75,6 +76,8 @@ def launches() -> None:
         weight = drawn_meta(outputs, inputs, dtype)
         for count in (1, 2, 16, 32, 64, 128, 256):
             x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
+            if count == 1 and inputs <= 4096:
+                norm_gemv_triton(x, x, x[0], 1e-6, weight, out_dtype=x.dtype)
             if count == 1:
                 quantized_gemv_triton(x, weight, out_dtype=x.dtype)
             elif few_rows.is_few(count, inputs):
@@ -99,3 +102,18 @@ def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         report.check()
         assert report.shared_bytes <= 114_688, report  # `quantize.SHARED_BYTES`
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), WEIGHTS)
+def test_norm_of_one_row(outputs: int, inputs: int, block: tuple[int, int], added: bool) -> None:
+    weight = drawn_weight(outputs, inputs, block=block, device=DEVICE)
+    x, residual = rows(1, inputs), rows(2, inputs)[1:] if added else None
+    norm_weight = rows(3, inputs)[2]
+    got, total = norm_gemv_triton(x, residual, norm_weight, 1e-6, weight, out_dtype=torch.float32)
+    if residual is None:
+        normed, expected = rms_norm_torch(x, norm_weight, 1e-6), x
+    else:
+        normed, expected = add_rms_norm_torch(x, residual, norm_weight, 1e-6)
+    assert torch.equal(total, expected)
+    assert relative_error(got, normed.double() @ numbers(weight).T) < 1e-4

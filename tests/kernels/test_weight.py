@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.moe.experts import SharedWeights, moe_experts
+from mla_router.worker.kernels.moe.experts import moe_experts
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.norm_linear import norm_linear
 from mla_router.worker.kernels.weight import Quantized, Weight
 

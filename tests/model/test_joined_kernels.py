@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from mla_router.worker.kernels import norm_linear
 from mla_router.worker.kernels.attention import rope_absorb
 from mla_router.worker.kernels.moe import experts
-from mla_router.worker.kernels.moe.experts import SharedWeights
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.model.deepseek import MixtureOfExperts
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver

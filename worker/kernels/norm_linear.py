@@ -20,6 +20,8 @@ from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantized_gemv import MAX_NORM_INPUTS, norm_gemv_triton
+from mla_router.worker.kernels.quantized_linear import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 from mla_router.worker.kernels.weight import Weight
@@ -72,12 +74,22 @@ def norm_linear(
             keep_normed=keep_normed,
             constant=weight.constant,
         )
+    if len(x) == 1 and not keep_normed and joins_quantized(x, weight):
+        product, total = norm_gemv_triton(
+            x, residual, norm_weight, eps, weight, out_dtype=out_dtype
+        )
+        return NormLinear(product, total, None)
     if residual is None:
         normed, total = rms_norm(x, norm_weight, eps), x
     else:
         normed, total = add_rms_norm(x, residual, norm_weight, eps)
     product = linear(normed, weight, out_dtype=out_dtype)
     return NormLinear(product, total, normed if keep_normed else None)
+
+
+def joins_quantized(x: Tensor, weight: Weight) -> bool:
+    """Whether one row's norm joins the product with a quantized weight."""
+    return weight.values.shape[1] <= MAX_NORM_INPUTS and has_quantized_kernel(x, weight)
 
 
 def has_kernel(x: Tensor, outputs: int) -> bool:

@@ -1,4 +1,4 @@
-"""The product of one row and a quantized weight, also behind a norm.
+"""The product of one row and a quantized weight, alone and with the norm before it.
 
 Weights become float32 in registers, and the row is not quantized: that is exact, and costs less time than the weights
 take to arrive. A tile is [outputs, blocks of columns with one scale, columns of a block].
@@ -12,9 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.rms_norm import scaled
 from mla_router.worker.kernels.weight import Weight
 
 PIECE = 128  # columns of a tile's block
+# All programs read the row: with more inputs the norm is a kernel of its own
+MAX_NORM_INPUTS = 4096
+NORM_OUTPUTS = 4  # of a program
 
 
 def tiling(outputs: int, inputs: int) -> tuple[int, int, int]:
@@ -94,6 +98,94 @@ def _quantized_gemv_kernel(
             )
     result = tl.sum(tl.sum(acc, 2), 1)
     tl.store(out + output, result.to(out.dtype.element_ty))
+
+
+def norm_gemv_triton(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Weight,
+    *,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns rms_norm(x + residual) @ weight.T [1, N] and x + residual [1, K], as `norm_linear`. Each program computes
+    the norm for itself while its weights arrive, so K is at most MAX_NORM_INPUTS."""
+    assert weight.scales is not None
+    outputs, inputs = weight.values.shape
+    other = x if residual is None else residual
+    assert x.shape == other.shape == (1, inputs) and inputs <= MAX_NORM_INPUTS
+    assert x.stride(1) == other.stride(1) == 1 and weight.values.is_contiguous()
+    product = torch.empty(1, outputs, dtype=out_dtype, device=x.device)
+    total = x if residual is None else x.new_empty(1, inputs)
+    _norm_gemv_kernel[(triton.cdiv(outputs, NORM_OUTPUTS),)](
+        x,
+        other,
+        norm_weight,
+        weight.values,
+        weight.scales,
+        product,
+        total,
+        eps,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        SCALE_ROWS=weight.block[0],
+        SCALE_COLUMNS=weight.block[1],
+        BLOCK_OUTPUTS=NORM_OUTPUTS,
+        PIECES=triton.next_power_of_2(triton.cdiv(inputs, PIECE)),
+        PIECE=PIECE,
+        ADD=residual is not None,
+        AHEAD=weight.constant,
+        num_warps=4,
+        **launch_options(),
+    )
+    return product, total
+
+
+@reads_early({"AHEAD": ("weight", "scales", "norm_weight")})
+@triton.jit
+def _norm_gemv_kernel(
+    x,
+    residual,
+    norm_weight,
+    weight,
+    scales,
+    product,
+    total,
+    eps,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
+    ADD: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    block = tl.program_id(0)
+    output = tl.minimum(block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), OUTPUTS - 1)
+    weight_at = weight + output.to(tl.int64)[:, None, None] * INPUTS
+    scales_at = scales + (output // SCALE_ROWS * SCALES)[:, None]
+    column = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    inside = column < INPUTS
+    if not AHEAD:
+        wait_for_previous()
+    w, scale = scaled_weights(weight_at, scales_at, 0, INPUTS, SCALE_COLUMNS, PIECES, PIECE)
+    norm_scale = tl.load(norm_weight + column, inside, other=0.0)
+    if AHEAD:
+        wait_for_previous()
+    values = tl.load(x + column, inside, other=0.0)
+    if ADD:
+        more = tl.load(residual + column, inside, other=0.0)
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
+        tl.store(total + column, values, inside & (block == 0))
+    wide = values.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / INPUTS + eps)
+    a = scaled(values, inverse_rms, norm_scale).to(tl.float32)
+    result = tl.sum(tl.sum(w.to(tl.float32) * (a[None, :, :] * scale[:, :, None]), 2), 1)
+    tl.store(product + output, result.to(product.dtype.element_ty))
 
 
 @triton.jit

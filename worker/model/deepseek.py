@@ -19,8 +19,9 @@ from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.moe.experts import Plus, SharedWeights
+from mla_router.worker.kernels.moe.experts import Plus
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.moe.experts import Plus, SharedWeights, moe_experts, takes_shared
+from mla_router.worker.kernels.moe.experts import Plus, moe_experts, takes_shared
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.model.linear import Linear
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from mla_router.worker.kernels.moe.down_gemm import MANY_ROWS
 from mla_router.worker.kernels.moe.experts import (
     Plus,
-    SharedWeights,
     moe_experts,
     moe_experts_triton,
 )
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import (
     TABLES,
     MoeShape,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, quantized_tiling
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.weight import Weight
 from support.quantized import drawn_weight, numbers, relative_error
@@ -102,3 +103,22 @@ def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         if report.kernel != "_place":
             report.check()
+
+
+def test_shared_experts_of_one_token() -> None:
+    """Two shared experts, joined to one layer with all gates first, in the kernels of the routed experts."""
+    draw = torch.Generator().manual_seed(3)
+    x = (torch.randn(1, HIDDEN, generator=draw) * 8).to(DEVICE, torch.float16)
+    ids = torch.randperm(EXPERTS, generator=draw)[None, :TOP_K].int().to(DEVICE)
+    weights = torch.rand(1, TOP_K, generator=draw).to(DEVICE)
+    gate_up = drawn_weight(EXPERTS, 2 * WIDTH, HIDDEN, block=(16, 128), device=DEVICE)
+    down = drawn_weight(EXPERTS, HIDDEN, WIDTH, device=DEVICE)
+    shared = SharedWeights(
+        drawn_weight(4 * WIDTH, HIDDEN, block=(16, 128), device=DEVICE, seed=1),
+        drawn_weight(HIDDEN, 2 * WIDTH, device=DEVICE, seed=2),
+    )
+    got = quantized_experts(x, gate_up, down, weights, ids, shared=shared, tiling=PAIRS)
+    gate, up = (numbers(shared.gate_up) @ x[0].double()).chunk(2)
+    expected = in_float64(x, numbers(gate_up), numbers(down), weights, ids)
+    expected += numbers(shared.down) @ (gate / (1 + (-gate).exp()) * up)
+    assert relative_error(got, expected) < 2e-3

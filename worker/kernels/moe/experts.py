@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,19 +24,17 @@ from mla_router.worker.kernels.moe.combine import combine
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
-from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, takes_quantized
+from mla_router.worker.kernels.moe.quantized_experts import (
+    quantized_experts,
+    takes_quantized,
+    takes_shared_quantized,
+)
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 _ROW_BYTES = 16
-
-
-class SharedWeights(NamedTuple):
-    """The weights of S shared experts, joined to one layer."""
-
-    gate_up: Weight  # [2SI, N], all gates first
-    down: Weight  # [N, SI]
 
 
 # A term for all tokens: a function that returns it, or the weights of the shared experts
@@ -77,7 +74,8 @@ def moe_experts(
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
     if tokens and takes_quantized(x, gate_up, down):
-        assert not isinstance(plus, SharedWeights), "see takes_shared"
+        if isinstance(plus, SharedWeights):
+            return quantized_experts(x, gate_up, down, weights, ids, shared=plus)
         return quantized_experts(x, gate_up, down, weights, ids, plus)
     ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     if on_gpu(x) and tokens:
@@ -90,14 +88,17 @@ def takes_shared(x: Tensor, gate_up: Weight, shared: SharedWeights) -> bool:
 
     That is so for one token; and for prompts longer than the few rows whose shared experts run beside
     (`beside.py`), up to the length from which all products wait for the tensor cores (docs/design/kernels.md). The
-    kernels read constant, plain weights alone.
+    kernels read constant weights alone, all of them plain, or for one token quantized with the same blocks.
     """
     tokens, experts, width = len(x), len(gate_up.values), gate_up.values.shape[1] // 2
     shared_width = shared.down.values.shape[1]
     if not on_gpu(x) or shared_width % width:
         return False
-    if not all(weight.is_plain and weight.constant for weight in (gate_up, *shared)):
+    all_weights = (gate_up, *shared)
+    if not all(weight.constant for weight in all_weights):
         return False
+    if not all(weight.is_plain for weight in all_weights):
+        return tokens == 1 and takes_shared_quantized(x, *all_weights)
     some_rows = max(256, 5 * experts) < tokens <= 24 * experts
     return tokens == 1 or (some_rows and shared_width > width)
 

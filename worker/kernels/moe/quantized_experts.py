@@ -18,6 +18,7 @@ from mla_router.worker.kernels.moe.quantized_gemv import (
     down_pairs_quantized,
     gate_up_pairs_quantized,
 )
+from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.quantize import GROUP, has_kernels, quantize_rows
 from mla_router.worker.kernels.weight import Weight
@@ -37,6 +38,16 @@ def _is_taken(x: Tensor, weight: Weight) -> bool:
     return inputs % 16 == 0 and (weight.block[1] % GROUP == 0 or weight.block[1] >= inputs)
 
 
+def takes_shared_quantized(
+    x: Tensor, gate_up: Weight, shared_gate_up: Weight, shared_down: Weight
+) -> bool:
+    """Whether one token's shared experts run in the kernels of the routed experts, whose blocks of scales are the same."""
+    weights = (gate_up, shared_gate_up, shared_down)
+    if any(weight.is_plain or not has_kernels(x, weight.values.dtype) for weight in weights):
+        return False
+    return gate_up.block == shared_gate_up.block and gate_up.block[0] == shared_down.block[0]
+
+
 def quantized_experts(
     x: Tensor,
     gate_up: Weight,
@@ -45,16 +56,20 @@ def quantized_experts(
     ids: Tensor,
     plus: Callable[[], Tensor] | None = None,
     *,
+    shared: SharedWeights | None = None,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
-    """`moe_experts` of at least one token. `tiling` replaces `quantized_tiling`, for benchmarks."""
+    """`moe_experts` of at least one token. `shared`, for one token alone, stands for `plus`. `tiling` replaces
+    `quantized_tiling`, for benchmarks."""
     x, ids = x.contiguous(), ids.contiguous()
     experts = len(gate_up.values)
     tiling = tiling or quantized_tiling(len(x), ids.shape[1], experts)
     if tiling.rows == 1:
-        gated = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up)
+        first, second = shared or (None, None)
+        gated = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
         added = plus() if plus else None
-        return down_pairs_quantized(gated, down, weights, ids, tiling.down, added)
+        return down_pairs_quantized(gated, down, weights, ids, tiling.down, added, second)
+    assert shared is None, f"shared experts of {len(x)} tokens"
     blocks = blocks_for(ids, experts, tiling.rows)
     is_many = tiling.rows >= MANY_ROWS
     rows = quantize_rows(x, gate_up.values.dtype) if is_many else x
