@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import nn
 
@@ -12,6 +14,8 @@ from mla_router.worker.model.quantization.kv_scales import declare_kv_scales
 from mla_router.worker.model.quantization.online import OnlineBlockScaled
 from mla_router.worker.model.quantization.spec import Quantization
 from mla_router.worker.model.weight_mapping import checkpoint_layers
+
+logger = logging.getLogger(__name__)
 
 # No published checkpoint quantizes these two layers, although DeepSeek's configs do not exclude them.
 NEVER_QUANTIZED = ("lm_head", "eh_proj")
@@ -31,6 +35,12 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     if quantization.kv_scales:
         declare_kv_scales(model)
     quantized = weight_format(quantization)
+    logger.info(
+        "Linear weights: %s, %s%s",
+        quantization.method,
+        quantization.dtype,
+        ", quantized while they load" if quantization.online else "",
+    )
     for name, linear in model.named_modules():
         if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:
             continue

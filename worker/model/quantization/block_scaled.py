@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.dequantize import repeat_rows
+from mla_router.worker.kernels.quantize import LARGEST
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
 from mla_router.worker.model.shard import ActivationScale, Scales, Shard
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 RANDOM_DEVIATIONS = (
     7  # standard deviations of random values up to the largest one: next to nothing is clipped
 )

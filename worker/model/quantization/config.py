@@ -8,8 +8,9 @@ These formats are read:
   block, and INT8 (format int-quantized), with one for each tensor or row.
 
 Weights have no zero points. The config's scheme of activations is checked for its numbers, 8 bits without a zero point,
-and does not choose the arithmetic: kernels quantize activations with a scale for each token and group of 128 columns.
-Static scales (`NAME.input_scale`) and one scale a token are coarser. So static scales are checked and not used.
+and does not choose the arithmetic: kernels quantize activations with a scale for each token and group of at most 128
+columns, or not at all. Static scales (`NAME.input_scale`) and one scale a token are coarser. So static scales are checked
+and not used.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mla_router.worker.model.quantization.block_scaled import LARGEST, BlockScaled
+from mla_router.worker.kernels.quantize import LARGEST
+from mla_router.worker.model.quantization.block_scaled import BlockScaled
 from mla_router.worker.model.shard import Mistake, Numbers, Shard, dtype_name, is_wide
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of blocks of zeros
