@@ -1,6 +1,7 @@
-"""Compares quantized weights with the checkpoint's: accuracy, and the divergence of the probabilities of tokens.
+"""Compares quantized weights and KV caches with float32: accuracy, and the divergence of the probabilities of tokens.
 
-    python bench/accuracy/formats.py --num-questions 400            # 4 workers, one after the other
+    python bench/accuracy/formats.py --num-questions 400            # 6 workers, one after the other
+    python bench/accuracy/formats.py --formats kv_fp8_e4m3          # beside float32
 
 For each format it starts a worker with the small model (or --model-path) on the CPU, asks the same questions (`run.py`)
 greedily, and scores the same continuations (`kl.py`), which the first worker, in float32, samples. KL a token is that
@@ -22,18 +23,21 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from record import record
 
+from mla_router.worker.kernels.kv_cache.fp8 import FORMATS as KV_FORMATS
 from mla_router.worker.model.quantization.choose import ONLINE
 from support import processes
 
 FORMATS: dict[str, dict[str, processes.Flag]] = {
     "float32": {},
     **{name: {"quantization": name} for name in ONLINE},
+    **{f"kv_{name}": {"kv_cache_dtype": name} for name in KV_FORMATS},
 }
 PIECE = 32  # tokens of `kl.measure`
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--num-shots", type=int, default=8)
     parser.add_argument("--num-questions", type=int, default=1319)
     parser.add_argument("--num-samples", type=int, default=16, help="continuations for KL")
@@ -54,6 +58,8 @@ def main() -> int:
     accuracies = []
     print(f"{'format':12} accuracy  KL a token  max |d|")
     for name, flags in FORMATS.items():
+        if name != "float32" and name not in args.formats:
+            continue
         with processes.worker(args.model_path, served_model_name="mla-small", **flags) as worker:
             _, result = measure(worker.url, asked, parallel=args.parallel)
             if not samples:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.linear import Linear
-from mla_router.worker.model.shard import Numbers, Shard
+from mla_router.worker.model.shard import Numbers, Scales, Shard
 
 
 def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
@@ -18,8 +19,10 @@ def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
         if isinstance(module, Linear):
             yield from _shards(name, module)
         else:
+            # The own parameters of attention are the scales of its KV cache
+            shard = Scales if isinstance(module, AttentionLayer) else Numbers
             for kind, parameter in module.named_parameters(recurse=False):
-                yield f"{name}.{kind}", Numbers(parameter)
+                yield f"{name}.{kind}", shard(parameter)
 
 
 def checkpoint_layers(name: str, linear: Linear) -> list[str]:

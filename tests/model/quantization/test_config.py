@@ -132,7 +132,7 @@ def ignoring(entry: str) -> Quantization:
         (DEEPSEEK | {"weight_block_size": [128, 0]}, r"weight_block_size \[128, 0\]"),
         (DEEPSEEK | {"modules_to_not_convert": [1]}, "1 in modules_to_not_convert"),
         (compressed(format="pack-quantized"), "format 'pack-quantized'"),
-        (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (compressed() | {"kv_cache_scheme": "static"}, "kv_cache_scheme"),
         (compressed() | {"config_groups": {}}, "config_groups"),
         (compressed() | {"ignore": ["re:("]}, r"'re:\(' in ignore"),
         (compressed(num_bits=4), r"group_0\.weights: num_bits 4"),

@@ -46,6 +46,7 @@ def test_server_info(worker: FakeWorker) -> None:
         "context_length",
         "device",
         "dtype",
+        "kv_cache_dtype",
         "attention_backend",
     } < set(info)
     assert (info["max_total_num_tokens"], info["page_size"]) == (4096, 16)

@@ -5,37 +5,27 @@ Checkpoints have them if their quantization_config has a kv_cache_scheme. They a
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales
-from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.linear import empty_parameter
 
-KEYS, VALUES = "k_scale", "v_scale"
+NAMES = "k_scale", "v_scale"
 
 
 def declare_kv_scales(model: nn.Module) -> None:
     """Gives each attention layer of `model` the parameters that the checkpoint has."""
     for module in model.modules():
         if isinstance(module, AttentionLayer):
-            for name in (KEYS, VALUES):
-                module.register_parameter(name, empty_parameter(1, dtype=torch.float32))
+            for name in NAMES:
+                module.register_parameter(name, empty_parameter(1, 1, dtype=torch.float32))
 
 
 def read_kv_scales(model: nn.Module) -> None:
-    """Sets `kv_scales` of each attention layer to the loaded parameters. Raises ModelError, which names the tensor."""
-    for path, module in model.named_modules():
-        if isinstance(module, AttentionLayer) and hasattr(module, KEYS):
-            read = [_read(module, path, name) for name in (KEYS, VALUES)]
-            module.kv_scales = KVScales(*read)
-
-
-def _read(layer: AttentionLayer, path: str, name: str) -> float:
-    scale = float(getattr(layer, name))
-    if not (math.isfinite(scale) and scale > 0):
-        raise ModelError(f"{path}.{name} is {scale}, not a finite number above 0")
-    return scale
+    """Sets `kv_scales` of each attention layer to the loaded parameters, if there are any."""
+    for module in model.modules():
+        if isinstance(module, AttentionLayer) and hasattr(module, NAMES[0]):
+            keys, values = (float(getattr(module, name)) for name in NAMES)
+            module.kv_scales = KVScales(keys, values)
