@@ -92,8 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Appends a line for each reason of skipped tests to the file $SKIPPED_TESTS, with which
-    `.ci/stages` ends."""
+    """Writes the reasons of skipped tests, with their counts, to the file $SKIPPED_TESTS, which `.ci/stages` prints at
+    its end."""
     if not (path := os.environ.get("SKIPPED_TESTS")):
         return
     # The `longrepr` of a skip is (file, line, reason).

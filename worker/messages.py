@@ -6,11 +6,22 @@ are numbered; `server` is the number of the process that gets the reply.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Union
 
 import msgspec
 
 from mla_router.worker.core import Logprobs, SamplingParams
+
+
+def scheduler_socket(folder: Path | str) -> str:
+    """Returns the address of the socket in `folder` on which the scheduler receives."""
+    return f"ipc://{folder}/to_scheduler"
+
+
+def server_socket(folder: Path | str, server: int) -> str:
+    """Returns the address of the socket in `folder` on which server process `server` receives."""
+    return f"ipc://{folder}/to_server_{server}"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):

@@ -28,7 +28,7 @@ def client(server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=120)
 
 
-def a_message(server: Server) -> None:
+def one_message(server: Server) -> None:
     message = client(server).messages.create(
         model=server.model, max_tokens=32, system="You are brief.", messages=MESSAGES
     )
@@ -106,7 +106,7 @@ def tokens_are_counted(server: Server) -> None:
 
 def errors_are_of_their_types(server: Server) -> None:
     for kind, fields in (
-        (anthropic.NotFoundError, {"model": "nobody's"}),
+        (anthropic.NotFoundError, {"model": "missing"}),
         (anthropic.BadRequestError, {"max_tokens": 0}),
     ):
         for streams in (False, True):
@@ -125,7 +125,7 @@ def refusal(server: Server, fields: dict[str, object], *, streams: bool) -> anth
 
 
 main(
-    a_message,
+    one_message,
     a_stream_says_what_the_whole_says,
     a_tool_that_must_be_called,
     a_schema,

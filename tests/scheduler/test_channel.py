@@ -22,6 +22,8 @@ from mla_router.worker.messages import (
     Stats,
     ToScheduler,
     ToServer,
+    scheduler_socket,
+    server_socket,
 )
 from support.processes import PATIENCE_S
 from support.scripted_scheduler import generate
@@ -35,10 +37,10 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.context = zmq.Context()
         self.outbox = self.context.socket(zmq.PUSH)
-        self.outbox.connect(f"ipc://{folder}/to_scheduler")
+        self.outbox.connect(scheduler_socket(folder))
         self.inboxes = [self.context.socket(zmq.PULL) for _ in range(SERVERS)]
         for server, inbox in enumerate(self.inboxes):
-            inbox.bind(f"ipc://{folder}/to_server_{server}")
+            inbox.bind(server_socket(folder, server))
         self.decoder = msgspec.msgpack.Decoder(ToServer)
 
     def send(self, message: ToScheduler) -> None:

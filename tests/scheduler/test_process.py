@@ -23,6 +23,8 @@ from mla_router.worker.messages import (
     Stats,
     ToScheduler,
     ToServer,
+    scheduler_socket,
+    server_socket,
 )
 from support.processes import PATIENCE_S
 from support.scripted_scheduler import generate
@@ -34,8 +36,8 @@ class Server:
     def __init__(self, folder: Path, *flags: str) -> None:
         context = zmq.Context.instance()
         self.inbox, self.outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self.inbox.bind(f"ipc://{folder}/to_server_0")
-        self.outbox.connect(f"ipc://{folder}/to_scheduler")
+        self.inbox.bind(server_socket(folder, 0))
+        self.outbox.connect(scheduler_socket(folder))
         self.decoder = msgspec.msgpack.Decoder(ToServer)
         command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={folder}"]
         self.process = subprocess.Popen([*command, "--cpu-threads=1", *flags])
@@ -158,7 +160,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_model_that_fails_its_first_step_is_not_ready(tmp_path: Path) -> None:
     context = zmq.Context.instance()
     with context.socket(zmq.PULL) as inbox:
-        inbox.bind(f"ipc://{tmp_path}/to_server_0")
+        inbox.bind(server_socket(tmp_path, 0))
         command = [sys.executable, "-c", FAILING, f"--ipc-dir={tmp_path}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not inbox.poll(0), "it has said that it is ready"

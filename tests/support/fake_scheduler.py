@@ -1,4 +1,4 @@
-"""A scheduler process without a model: it has the real messages, and follows the script in a request's salt.
+"""A scheduler process without a model. It speaks the real messages and follows the script in the salt of a request.
 
     python fake_scheduler.py RECORD [flags of a scheduler] --ipc-dir DIR
 
@@ -37,30 +37,33 @@ from mla_router.worker.messages import (
     StopProfile,
     ToScheduler,
     ToServer,
+    scheduler_socket,
+    server_socket,
 )
 
 CONTEXT_LENGTH = 1024
 KV_TOKENS = 4096
+PAGE_SIZE = 16
+SLOTS = 128
 VOCAB_SIZE = 4096
 HEARTBEAT_MS = 100
 
 
 class Script(msgspec.Struct):
-    say: list[int] | None = (
-        None  # tokens of the answer, repeated as needed; None: those of the prompt
-    )
+    # Tokens of the answer, repeated as needed; None: the prompt.
+    say: list[int] | None = None
     say_from: str | None = None  # a file beside RECORD with these tokens, because salts are short
     by_seed: list[list[int]] | None = None  # one answer for each seed
-    cached: int = 0
+    cached: int = 0  # prompt tokens that are reported as cached
     burst: int = 1  # tokens a step
-    hold_after: int | None = None  # stop sending after so many tokens
-    hold_own_after: int | None = None  # the same, for answers that no other worker began
-    error: str = (
-        ""  # fail with this error: at once, or at a flush of the cache after `hold_after` tokens
-    )
+    hold_after: int | None = None  # stop sending after this number of tokens
+    hold_own_after: int | None = None  # the same, unless the request continues an answer
+    # Fail with this error: at once, or with `hold_after` when the cache is flushed.
+    error: str = ""
     refuse: str = ""  # refuse the request with this message
-    die_after: int | None = None  # end this process after so many tokens
-    only: int | None = None  # the script is for a prompt of this length; others stop after a token
+    die_after: int | None = None  # end this process after this number of tokens
+    # The length of the prompt for which the script is; other requests stop after one token.
+    only: int | None = None
     silent: bool = False  # send no heartbeats from now on
     token_s: float | None = None  # `Stats.token_s` of heartbeats from now on
 
@@ -96,11 +99,11 @@ class FakeScheduler:
                 query=query,
                 running=used,
                 waiting=0,
-                total_pages=KV_TOKENS // 16,
-                free_pages=KV_TOKENS // 16 - used,
+                total_pages=KV_TOKENS // PAGE_SIZE,
+                free_pages=KV_TOKENS // PAGE_SIZE - used,
                 cached_pages=0,
-                total_slots=128,
-                free_slots=128 - used,
+                total_slots=SLOTS,
+                free_slots=SLOTS - used,
                 steps=self.steps,
                 prompt_tokens=0,
                 cached_tokens=0,
@@ -174,7 +177,7 @@ class FakeScheduler:
             for outbox in self.outboxes:
                 outbox.close()
             self.inbox.close()
-            self.inbox.context.term()  # waits until what was said before is out
+            self.inbox.context.term()  # waits until the earlier messages are sent
             os._exit(9)
         if script.refuse:
             return Delta(generate.rid, [], finish_reason="refused", error=script.refuse)
@@ -238,10 +241,10 @@ def main() -> None:
     ]
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
-    inbox.bind(f"ipc://{directory}/to_scheduler")
+    inbox.bind(scheduler_socket(directory))
     outboxes = [context.socket(zmq.PUSH) for _ in range(int(servers[0]) if servers else 1)]
     for server, outbox in enumerate(outboxes):
-        outbox.connect(f"ipc://{directory}/to_server_{server}")
+        outbox.connect(server_socket(directory, server))
     with record.open("a") as file:
         file.write(json.dumps(["Start", os.getpid(), directory]) + "\n")
     scheduler = FakeScheduler(inbox, outboxes, record)

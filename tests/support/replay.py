@@ -6,12 +6,14 @@ from __future__ import annotations
 import copy
 import json
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from mla_router.worker.server.http.signature import sign
+from support.client import session
 from support.processes import REPLAY_KEY
 
 DONE = "[DONE]"
@@ -21,7 +23,7 @@ DONE = "[DONE]"
 class Event:
     marks: list[str]  # its comment lines
     data: str
-    name: str = ""  # name of an event of /v1/responses
+    name: str = ""  # of events of /v1/responses and /v1/messages
 
     @property
     def body(self) -> Any:
@@ -77,6 +79,36 @@ async def stream(
     else:
         answer.events = events_of(raw)
     return answer
+
+
+async def check_every_cut(
+    url: str,
+    first: dict[str, Any],
+    later: dict[str, Any],
+    compared: Callable[[list[Event]], list[tuple[str, str]]],
+    last_names: tuple[str, ...],
+) -> None:
+    """Cuts the stream of `first` after each event and continues it with `later`; cuts that stream in its middle and
+    continues it with `first`.
+
+    Asserts that the parts together are the whole, and that its last event has one of `last_names`. `compared` returns
+    the names and data that must be equal.
+    """
+    async with session() as http:
+        uncut = await stream(http, url, first)
+        assert uncut.status == 200, uncut.error
+        whole = compared(uncut.events)
+        assert whole[-1][0] in last_names
+        for cut in range(1, len(whole)):
+            given = uncut.after(cut)
+            again = await stream(http, url, later, continuation=given)
+            assert again.status == 200, again.error
+            assert compared(again.events) == whole[cut:], (cut, given)
+            recut = len(again.events) // 2
+            given = again.after(recut, given)
+            third = await stream(http, url, first, continuation=given)
+            assert third.status == 200, third.error
+            assert compared(third.events) == whole[cut + recut :], (cut, recut, given)
 
 
 def events_of(raw: bytes) -> list[Event]:

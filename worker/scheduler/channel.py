@@ -9,7 +9,12 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from mla_router.worker.messages import ToScheduler, ToServer
+from mla_router.worker.messages import (
+    ToScheduler,
+    ToServer,
+    scheduler_socket,
+    server_socket,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +47,9 @@ class ZmqChannel:
                 zmq.SNDHWM, 0
             )  # never block or drop: the servers limit their requests
             socket.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.bind(f"ipc://{folder}/to_scheduler")
+        self._inbox.bind(scheduler_socket(folder))
         for server, outbox in enumerate(self._outboxes):
-            outbox.connect(f"ipc://{folder}/to_server_{server}")
+            outbox.connect(server_socket(folder, server))
         self._decoder = msgspec.msgpack.Decoder(ToScheduler)
         self._encoder = msgspec.msgpack.Encoder()
 

@@ -24,6 +24,8 @@ from mla_router.worker.messages import (
     Stats,
     ToScheduler,
     ToServer,
+    scheduler_socket,
+    server_socket,
 )
 from mla_router.worker.server.errors import InternalError, Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox
@@ -40,8 +42,8 @@ class Peer:
         self.context = zmq.asyncio.Context()
         self.inbox = self.context.socket(zmq.PULL)
         self.outbox = self.context.socket(zmq.PUSH)
-        self.inbox.bind(f"ipc://{directory}/to_scheduler")
-        self.outbox.connect(f"ipc://{directory}/to_server_0")
+        self.inbox.bind(scheduler_socket(directory))
+        self.outbox.connect(server_socket(directory, 0))
 
     async def hear(self) -> ToScheduler:
         message: ToScheduler = msgspec.msgpack.decode(await self.inbox.recv(), type=ToScheduler)

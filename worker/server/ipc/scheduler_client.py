@@ -32,6 +32,8 @@ from mla_router.worker.messages import (
     StopProfile,
     ToScheduler,
     ToServer,
+    scheduler_socket,
+    server_socket,
 )
 from mla_router.worker.server.errors import ApiError, Unavailable
 from mla_router.worker.server.ipc.inbox import Inbox
@@ -259,8 +261,8 @@ async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator
     receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     receive.set_hwm(0)
     send.set_hwm(0)
-    receive.bind(f"ipc://{directory}/to_server_{server}")
-    send.connect(f"ipc://{directory}/to_scheduler")
+    receive.bind(server_socket(directory, server))
+    send.connect(scheduler_socket(directory))
     client = SchedulerClient(receive, send, server, shared)
     client.start()
     try:

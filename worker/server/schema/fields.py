@@ -55,21 +55,26 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None  # token counts in each chunk
 
 
-class OpenAIFields(SamplingFields, kw_only=True):
-    """The fields that /v1/chat/completions and /v1/completions share."""
+class RequestFields(SamplingFields, kw_only=True):
+    """The fields that all generating endpoints except /generate share."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     seed: int | None = None
-    rid: str | list[str] | None = None  # SGLang: the id of the answer, for /abort_request
-    request_id: str | None = None  # vLLM: the same, after the endpoint's prefix
+    request_id: str | None = None  # vLLM: the id of the answer, after the endpoint's prefix
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
+
+
+class OpenAIFields(RequestFields, kw_only=True):
+    """The fields that /v1/chat/completions and /v1/completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    rid: str | list[str] | None = None  # SGLang: the id of the answer, for /abort_request
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # logprobs have `token_id:5` instead of text

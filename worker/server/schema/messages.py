@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from mla_router.worker.server.schema.chat import Effort
-from mla_router.worker.server.schema.continuation import Continuation
-from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.fields import RequestFields
 from mla_router.worker.server.schema.response_format import JsonSchema
 
 
@@ -66,25 +65,17 @@ class OutputConfig(msgspec.Struct):
     effort: Effort | None = None
 
 
-class MessagesRequest(SamplingFields, kw_only=True):
-    model: str | None = None
+class MessagesRequest(RequestFields, kw_only=True):
     messages: list[Turn]
     system: str | list[Block] | None = None
     max_tokens: int | None = None  # required by /v1/messages
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    seed: int | None = None
-    rid: str | None = None  # as in `OpenAIFields`
-    request_id: str | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    priority: int | None = None
-    continuation: Continuation | None = None
+    rid: str | None = None  # SGLang: the id of the answer, for /abort_request
     # refused unless neutral
     container: Any = None
     context_management: Any = None

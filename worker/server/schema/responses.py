@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from mla_router.worker.server.schema.chat import ContentPart, Effort
-from mla_router.worker.server.schema.continuation import Continuation
-from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.fields import RequestFields
 
 
 class InputItem(msgspec.Struct):
@@ -54,12 +53,10 @@ class ReasoningSettings(msgspec.Struct):
     effort: Effort | None = None
 
 
-class ResponsesRequest(SamplingFields, kw_only=True):
-    model: str | None = None
+class ResponsesRequest(RequestFields, kw_only=True):
     input: str | list[InputItem] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -69,13 +66,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     reasoning: ReasoningSettings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    seed: int | None = None
-    rid: str | None = None  # as in `OpenAIFields`
-    request_id: str | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    priority: int | None = None
-    continuation: Continuation | None = None
+    rid: str | None = None  # SGLang: the id of the answer, for /abort_request
     # refused unless neutral
     previous_response_id: Any = None
     conversation: Any = None

@@ -1,6 +1,6 @@
-"""Streams of /v1/messages that break anywhere and go on: the same events to the byte, each once.
+"""Streams of /v1/messages that break at any event continue with the same bytes, each event once.
 
-What all streams that can be continued have in common: tests/server/requests/test_replay.py.
+tests/server/requests/test_replay.py has the tests for all kinds of streams.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from support import client
 from support.fake_worker import FakeWorker
-from support.replay import Event, stream
+from support.replay import Event, check_every_cut
 
 PATH = "/v1/messages"
 TOOLS = [{"name": "get_weather", "input_schema": {"type": "object"}}]
@@ -22,7 +21,7 @@ CALLS = f"<｜tool▁calls▁begin｜>{CALL}{CALL}<｜tool▁calls▁end｜>"
 EVERYTHING = "Hm. Well 😀.</think>\n\nI look. " + CALLS
 THINKS = {"thinking": {"type": "adaptive"}}
 
-# The model's answer, and fields of the request.
+# The text of the model, and further fields of the request.
 ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("Hello 😀 for 日本語", {}),
     "everything": (EVERYTHING, {"tools": TOOLS} | THINKS),
@@ -30,11 +29,11 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a stop string": ("Hello 😀 for END 😀 of 日本語", {"stop_sequences": ["D 😀 o"]}),
     "nothing": ("", {}),
 }
-# How many tokens come at a time, on the worker that breaks and on those that go on.
+# The number of tokens in a delta, on the worker that breaks and on those that continue.
 BURSTS = [(1, 7), (5, 1000)]
 
 
-def said(events: list[Event]) -> list[tuple[str, str]]:
+def names_and_data(events: list[Event]) -> list[tuple[str, str]]:
     return [(event.name, event.data) for event in events]
 
 
@@ -54,22 +53,6 @@ def test_every_cut(
         turns = [{"role": "user", "content": "Hello!"}]
         return {"max_tokens": 200, "messages": turns, "cache_salt": salt} | fields
 
-    async def run() -> None:
-        url = deepseek_worker.url + PATH
-        first, later = map(body, bursts)
-        async with client.session() as http:
-            uncut = await stream(http, url, first)
-            whole = said(uncut.events)
-            assert whole[-1][0] == "message_stop"
-            for cut in range(1, len(whole)):
-                given = uncut.after(cut)
-                again = await stream(http, url, later, continuation=given)
-                assert again.status == 200, again.error
-                assert said(again.events) == whole[cut:], (cut, given)
-                recut = len(again.events) // 2
-                given = again.after(recut, given)
-                third = await stream(http, url, first, continuation=given)
-                assert third.status == 200, third.error
-                assert said(third.events) == whole[cut + recut :], (cut, recut, given)
-
-    asyncio.run(run())
+    first, later = map(body, bursts)
+    url = deepseek_worker.url + PATH
+    asyncio.run(check_every_cut(url, first, later, names_and_data, ("message_stop",)))

@@ -17,7 +17,7 @@ import tokenizers
 
 from support import client
 from support.fake_worker import FakeWorker, script
-from support.replay import Event, Stream, events_of, stream
+from support.replay import Event, Stream, check_every_cut, events_of, stream
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}}]
@@ -65,22 +65,8 @@ def test_every_cut(
     url = deepseek_worker.url + PATH
     first, later = (body_of(deepseek_worker, backend, answer, burst) for burst in bursts)
 
-    async def run() -> None:
-        async with client.session() as http:
-            uncut = await stream(http, url, first)
-            whole = without_times(uncut.events)
-            assert whole[-1][0] in ("response.completed", "response.incomplete")
-            for cut in range(1, len(whole)):
-                given = uncut.after(cut)
-                again = await stream(http, url, later, continuation=given)
-                assert again.status == 200, again.error
-                assert without_times(again.events) == whole[cut:], (cut, given)
-                recut = len(again.events) // 2
-                given = again.after(recut, given)
-                third = await stream(http, url, first, continuation=given)
-                assert without_times(third.events) == whole[cut + recut :], (cut, recut, given)
-
-    asyncio.run(run())
+    ends = ("response.completed", "response.incomplete")
+    asyncio.run(check_every_cut(url, first, later, without_times, ends))
 
 
 def test_the_sequence_numbers_have_no_gap(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
+from mla_router.worker.server.endpoints.event_writer import Event
 from mla_router.worker.server.endpoints.messages.schema import (
     AnswerBlock,
     TextBlock,
@@ -15,8 +16,6 @@ from mla_router.worker.server.endpoints.messages.schema import (
     ToolUseBlock,
 )
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Part, Reasoning
-
-Event = dict[str, Any]  # an event with its `type`
 
 
 class MessageBuilder:

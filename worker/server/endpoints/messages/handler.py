@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 import msgspec
 from aiohttp import web
@@ -13,7 +12,8 @@ from mla_router.worker.server.endpoints.chat.choice import ChatChoice
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many, rendered
 from mla_router.worker.server.endpoints.chat.run import ChatRun, prepare
 from mla_router.worker.server.endpoints.chat.tools import read_tools
-from mla_router.worker.server.endpoints.messages.builder import Event, MessageBuilder
+from mla_router.worker.server.endpoints.event_writer import Event, EventWriter
+from mla_router.worker.server.endpoints.messages.builder import MessageBuilder
 from mla_router.worker.server.endpoints.messages.request import FIELD_NAMES, as_chat, count_parts
 from mla_router.worker.server.endpoints.messages.schema import (
     Message,
@@ -29,7 +29,6 @@ from mla_router.worker.server.http.sse import event, stream
 from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.replay import read_replay
-from mla_router.worker.server.requests.resume import RESUMED_A_TURN
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.messages import MessagesRequest
 from mla_router.worker.server.schema.parse import parse
@@ -120,41 +119,20 @@ class _Answer:
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the events of the stream. A continued stream starts after the last event that the client has."""
         handler = self._run.handler
-        marks, replay = handler.marks(), handler.replay
-        had = 0 if replay is None else replay.events
-        made = 0
-
-        def written(events: Iterable[Event]) -> bytes:
-            """Encodes the events that the client does not have."""
-            nonlocal made
-            lines = []
-            for body in events:
-                if made >= had:
-                    mark = marks.take(0, self._finish.reason or None)
-                    lines.append(event(body, b"%bevent: %b\n" % (mark, body["type"].encode())))
-                made += 1
-            return b"".join(lines)
-
+        writer = EventWriter(handler, self.take)
         # The first event has the number of cached tokens, which the first output brings. Nothing is sent before,
         # so that another worker can still answer.
         outputs = [] if handler.continues else await handler.next()
-        due = written([{"type": "message_start", "message": self._begun()}])
-        for place, output in enumerate(handler.resumed, 1):
-            due += written(self.take(output))
-            if place % RESUMED_A_TURN == 0:
-                await asyncio.sleep(0)
-        if replay is not None:
-            # The end of the answer makes two more events: the client may have the first of them.
-            replay.check_events(made + bool(self._finish.reason))
+        due = writer.write([{"type": "message_start", "message": self._begun()}])
+        # The end of the answer makes two more events: the client may have the first of them.
+        due += await writer.resume(end_events=1)
         while outputs or (outputs := await handler.next()):
-            for output in outputs:
-                marks.add(0, output.token_ids)
-                due += written(self.take(output))
+            due += writer.write_outputs(outputs)
             outputs = []
             if due:
                 yield due
                 due = b""
-        yield due + written(self._end())
+        yield due + writer.write(self._end())
 
     def _begun(self) -> Message:
         """Returns the message without blocks."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
+from mla_router.worker.server.endpoints.event_writer import Event
 from mla_router.worker.server.endpoints.logprobs import TokenLogprob
 from mla_router.worker.server.endpoints.responses.schema import (
     CallItem,
@@ -18,8 +19,6 @@ from mla_router.worker.server.endpoints.responses.schema import (
     ReasoningText,
 )
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Part, Reasoning
-
-Event = dict[str, Any]  # an event without its sequence number
 
 
 class ResponseBuilder:

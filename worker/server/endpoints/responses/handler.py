@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import msgspec
@@ -14,7 +13,8 @@ from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
 from mla_router.worker.server.endpoints.chat.run import ChatRun, FieldNames, prepare
-from mla_router.worker.server.endpoints.responses.builder import Event, ResponseBuilder
+from mla_router.worker.server.endpoints.event_writer import Event, EventWriter
+from mla_router.worker.server.endpoints.responses.builder import ResponseBuilder
 from mla_router.worker.server.endpoints.responses.request import as_chat, wants_logprobs
 from mla_router.worker.server.endpoints.responses.schema import (
     IncompleteDetails,
@@ -24,11 +24,10 @@ from mla_router.worker.server.endpoints.responses.schema import (
 from mla_router.worker.server.endpoints.responses.text_logprobs import TextLogprobs
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
-from mla_router.worker.server.http.sse import event, stream
+from mla_router.worker.server.http.sse import stream
 from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.requests.choice import Output
 from mla_router.worker.server.requests.replay import read_replay
-from mla_router.worker.server.requests.resume import RESUMED_A_TURN
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.responses import (
     ResponsesRequest,
@@ -83,7 +82,7 @@ class _Answer:
         return cls(run, choice, ResponseBuilder(choice), logprobs, _begun(run, body, model))
 
     def take(self, output: Output) -> list[Event]:
-        """Takes `output`. Returns its events."""
+        """Takes `output` and returns its events."""
         events: list[Event] = []
         parts = self.choice.take(output)
         if self.logprobs is not None and (scores := self.choice.take_logprobs()):
@@ -115,44 +114,22 @@ class _Answer:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of the stream; of a continued stream only those that the client lacks."""
+        """Yields the events of the stream. A continued stream starts after the last event that the client has."""
         handler = self.run.handler
-        marks, replay = handler.marks(), handler.replay
-        had = 0 if replay is None else replay.events
-        made = 0
-
-        def written(events: Iterable[Event]) -> bytes:
-            """Numbers `events` and encodes those that the client lacks."""
-            nonlocal made
-            lines = []
-            for body in events:
-                if made >= had:
-                    numbered = {"type": body["type"], "sequence_number": made, **body}
-                    mark = marks.take(0, self.reason or None)
-                    lines.append(event(numbered, b"%bevent: %b\n" % (mark, body["type"].encode())))
-                made += 1
-            return b"".join(lines)
-
-        due = written(
+        writer = EventWriter(handler, self.take, numbered=True)
+        due = writer.write(
             {"type": f"response.{kind}", "response": self.begun}
             for kind in ("created", "in_progress")
         )
-        for place, output in enumerate(handler.resumed, 1):
-            due += written(self.take(output))
-            if place % RESUMED_A_TURN == 0:
-                await asyncio.sleep(0)
-        if replay is not None:
-            replay.check_events(made)
+        due += await writer.resume()
         # No event is sent before the first output, so that until then another worker can answer.
         while outputs := await handler.next():
-            for output in outputs:
-                marks.add(0, output.token_ids)
-                due += written(self.take(output))
+            due += writer.write_outputs(outputs)
             if due:
                 yield due
                 due = b""
         response = await self.response()
-        yield due + written([{"type": f"response.{response.status}", "response": response}])
+        yield due + writer.write([{"type": f"response.{response.status}", "response": response}])
 
 
 def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
