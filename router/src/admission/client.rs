@@ -20,7 +20,7 @@ impl From<u64> for Client {
     }
 }
 
-/// Tells clients apart. The hash is keyed, so that a client cannot choose the hash of another one.
+/// Distinguishes clients. The hash is keyed, so that a client cannot choose the hash of another one.
 #[derive(Debug)]
 pub(super) struct Clients {
     has_keys: bool,

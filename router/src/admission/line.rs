@@ -1,8 +1,9 @@
 //! A line of waiting requests, in the order of `--queue-policy`.
 //!
-//! The clients take turns: the n-th waiting request of a client belongs to round n, counted from the round that is
-//! being served when it comes (start-time fair queueing with equal costs, Goyal, Vin and Cheng 1996). Requests of
-//! one client alone are served in the order in which they come, which is all that `--queue-policy fcfs` needs.
+//! Clients take turns in rounds. The n-th waiting request of a client belongs to round n; rounds are counted from the
+//! round that is served when the request arrives (start-time fair queueing with equal costs, Goyal, Vin and Cheng
+//! 1996). The requests of one client are served in the order of their arrival. `--queue-policy fcfs` treats all
+//! requests as those of one client.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,10 +11,10 @@ use tokio::sync::oneshot;
 
 use super::Client;
 
-/// A place in a line. A request that leaves it may return to it.
+/// A position in a line. A request that has left its position may return to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// 0 for broken streams, which go before all requests that have no answer yet.
+    /// The round; 0 for broken streams, which go before all requests without an answer.
     round: u64,
     number: u64,
     client: Option<Client>,
@@ -25,18 +26,18 @@ impl Position {
     }
 }
 
-/// `C` is sent to the request whose turn it is.
+/// A line. The request at its head receives a `C`.
 #[derive(Debug)]
 pub(super) struct Line<C> {
-    /// Without a sender while the request is trying.
+    /// The waiting requests. A request that is trying has no sender.
     waiting: BTreeMap<Position, Option<oneshot::Sender<C>>>,
-    /// Clients that wait here.
+    /// The clients of the waiting requests.
     clients: HashMap<Option<Client>, Turns>,
-    /// The round of the request that left the head of the line last.
+    /// The round of the latest request that left the head of the line.
     round: u64,
-    /// The last round that was given.
+    /// The highest round of any position.
     last_round: u64,
-    /// Requests so far.
+    /// Number of positions so far.
     next: u64,
 }
 
@@ -61,7 +62,7 @@ impl<C> Line<C> {
         self.waiting.len()
     }
 
-    /// A position behind the earlier requests of the client.
+    /// Returns a position behind the earlier requests of the client.
     pub(super) fn end(&mut self, client: Option<Client>) -> Position {
         let earlier = self.clients.get(&client).map_or(0, |turns| turns.last_round);
         let round = self.round.max(earlier + 1);
@@ -69,7 +70,7 @@ impl<C> Line<C> {
         self.position(round, client)
     }
 
-    /// A position before all requests but broken streams that came earlier.
+    /// Returns a position before all requests except earlier broken streams.
     pub(super) fn front(&mut self, client: Option<Client>) -> Position {
         self.position(0, client)
     }
@@ -100,10 +101,10 @@ impl<C> Line<C> {
         call
     }
 
-    /// Tells the first request that is not trying already.
+    /// Calls the first request that is not trying already.
     pub(super) fn call(&mut self, turn: impl Fn() -> C) {
         let mut calls = self.waiting.values_mut().filter_map(Option::take);
-        // A request that is just leaving does not listen.
+        // A request that is about to leave has dropped its receiver: the next one is called.
         let _called = calls.any(|call| call.send(turn()).is_ok());
     }
 
@@ -117,7 +118,7 @@ impl<C> Line<C> {
             self.round = self.round.max(position.round);
         }
         if self.waiting.is_empty() {
-            // Positions of the past come before all that are given from now on.
+            // A request may return to an earlier position, which is then before all new ones.
             self.round = self.last_round;
         }
         if let Some(turns) = self.clients.get_mut(&position.client) {
@@ -137,7 +138,7 @@ mod tests {
         std::array::from_fn(|hash| Some(Client::from(hash as u64)))
     }
 
-    /// Requests join in the order of `clients`; returns the order in which they have their turn.
+    /// Requests join in the order of `clients`. Returns the order of their turns.
     fn served(line: &mut Line<usize>, clients: &[Option<Client>]) -> Vec<usize> {
         let mut calls = Vec::new();
         for &client in clients {
@@ -186,7 +187,7 @@ mod tests {
             assert!(line.is_first(*position));
             line.remove(*position);
         }
-        // Requests at the end of the line that leave it do not move the round.
+        // A request that leaves from the end of the line does not change the round.
         first[90..].iter().for_each(|position| line.remove(*position));
         let late = [join(&mut line, late), join(&mut line, late)];
         assert!(late[0] < first[50] && first[50] < late[1] && late[1] < first[51]);

@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{deadline_timer::DeadlineTimer, names::ModelName};
 
-/// Time after which the first request in a line tries again without a call.
+/// Time after which the first request in a line tries again even if nothing calls it.
 const RETRY_PERIOD: Duration = Duration::from_millis(100);
 
 /// The line of a request: the line of its model if some worker serves that model, or the line of all other requests.
 pub type Lane = Option<ModelName>;
 
-/// A line for each model that ever had one.
+/// One line for each model that has had a waiting request.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// There are few models, so a search is cheap.
@@ -46,7 +46,7 @@ impl Lines {
         self.insert(lane, position, &mut lines)
     }
 
-    /// Returns a position before all requests that are no broken streams.
+    /// Returns a position before all requests except earlier broken streams.
     pub(super) fn front(&self, lane: Lane, client: Option<Client>) -> Position {
         line_of(&mut self.lines.lock(), lane).front(client)
     }

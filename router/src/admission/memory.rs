@@ -1,5 +1,5 @@
-//! The memory of all request bodies together. A hundred bodies within the limit of one body may exceed the memory
-//! of the machine.
+//! A limit on the memory of all request bodies together. Each of a hundred bodies may be within the limit for one body,
+//! and all of them exceed the memory of the machine.
 
 use std::sync::{
     Arc,
@@ -47,7 +47,7 @@ impl MemoryReservation {
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Error> {
         let more = bytes.saturating_sub(self.bytes);
         let BodyMemory { limit, held } = &*self.memory;
-        // In one step: a refused body that is counted for a moment would make others fail.
+        // One atomic step: a refused body that counts for a moment would make other bodies fail.
         let fitting = |held: usize| held.checked_add(more).filter(|held| held <= limit);
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting)
             .map_err(|_| Error::BodiesTooLarge { limit: *limit })?;

@@ -14,7 +14,7 @@ const MAX_RETRY_AFTER: u64 = 60;
 #[derive(Debug)]
 pub(super) struct Outflow {
     left: Window,
-    /// When the queue was last empty.
+    /// Time when the queue was last empty.
     since: Mutex<Instant>,
 }
 
@@ -23,31 +23,32 @@ impl Outflow {
         Self { left: Window::new(now), since: Mutex::new(now) }
     }
 
-    /// The queue gets its first request: the earlier rate no longer counts.
+    /// Records the first request in an empty queue: the earlier rate no longer counts.
     pub(super) fn begin(&self, now: Instant) {
         *self.since.lock() = now;
     }
 
-    /// A request leaves the queue for a worker.
+    /// Records a request that leaves the queue for a worker.
     pub(super) fn add(&self, now: Instant) {
         self.left.add(now);
     }
 
-    /// Seconds until `waiting` requests have left, for Retry-After.
+    /// Returns the seconds until `waiting` requests have left, for Retry-After.
     pub(super) fn advice(&self, waiting: usize, now: Instant) -> u64 {
         let (left, span) = self.lately(now);
         seconds(wait(waiting, left.max(1), span.max(Duration::from_secs(1))))
     }
 
-    /// The wait of the last of `waiting` requests. `None` without a reliable rate: the queue has been filling for
-    /// less than ten seconds, or no request has left it.
+    /// Returns the wait of the last of `waiting` requests. `None` without a reliable rate: the queue was empty in the
+    /// last ten seconds, or no request has left it.
     pub(super) fn expected_wait(&self, waiting: usize, now: Instant) -> Option<Duration> {
         let (left, span) = self.lately(now);
         let is_reliable = left > 0 && span >= Duration::from_secs(SECONDS);
         is_reliable.then(|| wait(waiting, left, span))
     }
 
-    /// Requests that left since the queue was last empty, in the last ten seconds at most, and that time.
+    /// Returns the number of requests that have left since the queue was last empty, and the time since then. Both cover
+    /// at most the last ten seconds.
     fn lately(&self, now: Instant) -> (u32, Duration) {
         let since = *self.since.lock();
         let (left, span) = self.left.since(since, now);
@@ -55,12 +56,12 @@ impl Outflow {
     }
 }
 
-/// The time in which `waiting` requests leave, at the rate of `left` in `span`.
+/// Returns the time in which `waiting` requests leave, at the rate of `left` requests in `span`.
 fn wait(waiting: usize, left: u32, span: Duration) -> Duration {
     span.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / left
 }
 
-/// `wait` in whole seconds, for Retry-After.
+/// Returns `wait` in whole seconds, for Retry-After.
 pub(super) fn seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, MAX_RETRY_AFTER)
 }

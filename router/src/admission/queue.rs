@@ -1,11 +1,14 @@
-//! Where requests wait until a worker can take them: bounded in number and in time.
+//! The queue of requests that no worker can take now. It is bounded in number and in time.
 //!
-//! A request waits for one of two reasons. With `--max-concurrent-requests`, as many requests as allowed are on the
-//! workers: [`Slots`]. Or every worker has answered that it is busy: then requests stand in a line, and the first
-//! one tries again whenever a request has ended, or after a short pause, because other routers may use the same
-//! workers. While there is a line, a new request joins it, and a broken stream goes to its front. Each model has a
-//! line of its own: its workers may be busy while the workers of another model are idle. `--queue-policy` orders
-//! all lines.
+//! A request waits for one of two reasons:
+//!
+//! * As many requests as `--max-concurrent-requests` allows are on the workers ([`Slots`]).
+//! * Every worker has answered that it is busy. Then requests wait in a line ([`Lines`]). The first one tries again
+//!   whenever a request has ended, and after a short pause: other routers may use the same workers. While there is a
+//!   line, new requests join it, and broken streams go to its front. Each model has its own line, because its workers
+//!   may be busy while those of another model are idle.
+//!
+//! `--queue-policy` orders all lines.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -39,12 +42,12 @@ pub struct Queue {
     /// --queue-timeout-secs.
     longest_wait: Duration,
     metrics: Arc<Metrics>,
-    /// None under `--queue-policy fcfs`.
+    /// `None` under `--queue-policy fcfs`.
     clients: Option<Clients>,
     shares: Shares,
-    /// One permit per request that may wait.
+    /// One permit for each request that may wait.
     places: Semaphore,
-    /// None without a limit.
+    /// `None` without --max-concurrent-requests.
     slots: Option<Arc<Slots>>,
     lines: Lines,
     /// Requests that have ended.
@@ -85,7 +88,7 @@ impl Queue {
         self.size > 0
     }
 
-    /// The client whose turns a request with these headers takes; `None` if the clients do not take turns.
+    /// The client of a request with these headers; `None` if clients do not take turns.
     pub(crate) fn client(&self, headers: &HeaderMap, address: IpAddr) -> Option<Client> {
         self.clients.as_ref().map(|clients| clients.of(headers, address))
     }
@@ -101,7 +104,7 @@ impl Queue {
         let turns = match client {
             None => self.waiting(),
             Some(client) => {
-                // The place that was just taken was free, too.
+                // The request has just taken a place, which counts as free here.
                 let free = self.places.available_permits() + 1;
                 self.shares.try_add(client, free).ok_or_else(|| self.full())?
             }
@@ -126,7 +129,7 @@ impl Queue {
         self.outflow.advice(self.waiting(), Instant::now())
     }
 
-    /// Takes a place for a request that was accepted before. Never refuses.
+    /// Takes a place for a request that has been accepted before. Never refuses.
     pub(crate) fn readmit(&self, client: Option<Client>) -> Place<'_> {
         if let Some(client) = client {
             self.shares.add(client);
@@ -135,7 +138,7 @@ impl Queue {
         Place { queue: self, since: Instant::now(), client, _permit: permit }
     }
 
-    /// Takes a slot, if there is a free one.
+    /// Takes a free slot. Returns `None` if there is none.
     pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Slot> {
         let permit = match &self.slots {
             None => None,
@@ -144,7 +147,7 @@ impl Queue {
         Some(Slot { queue: Arc::clone(self), _permit: permit })
     }
 
-    /// Waits for a slot until `at`. `None` if there was none. Refuses like `place`.
+    /// Waits for a slot until `at`. Returns `None` if none has become free. Refuses like `place`.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         client: Option<Client>,
@@ -174,14 +177,14 @@ impl Queue {
         Ok(Ticket { place, line_guard: self.lines.join(lane, client) })
     }
 
-    /// Joins the line before all requests without a response, for a broken stream. Never refuses: the client has a
+    /// Joins the line with a broken stream, before all requests without a response. Never refuses: the client has a
     /// part of the answer.
     pub(crate) fn join_front(&self, lane: Lane, client: Option<Client>) -> Ticket<'_> {
         self.return_to(lane, self.lines.front(lane, client))
     }
 
-    /// Returns to the position that the request had before a worker seemed to take it. Never refuses: later
-    /// requests are in the queue.
+    /// Returns to the earlier position of the request, after a worker that seemed to accept it has refused it. Never
+    /// refuses: later requests are in the queue.
     pub(crate) fn return_to(&self, lane: Lane, position: Position) -> Ticket<'_> {
         let place = self.readmit(position.client());
         Ticket { place, line_guard: self.lines.join_at(lane, position) }
@@ -229,7 +232,8 @@ impl Drop for Slot {
     }
 }
 
-/// The place of a waiting request. Dropping it leaves the queue without a count: the client has disconnected.
+/// The place of a waiting request. Dropping it leaves the queue, and does not count as a request that a worker took:
+/// the client has disconnected.
 pub(crate) struct Place<'a> {
     queue: &'a Queue,
     since: Instant,

@@ -1,4 +1,4 @@
-//! How much of the queue each client has, under `--queue-policy fair`.
+//! The share of the queue that each client has, under `--queue-policy fair`.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use super::Client;
 pub(super) struct Shares(Mutex<HashMap<Client, usize>>);
 
 impl Shares {
-    /// Adds a request of `client`. Returns the number of requests that have their turn up to and including this one.
+    /// Adds a request of `client`. Returns the number of turns until it is served, including its own.
     pub(super) fn add(&self, client: Client) -> usize {
         add(&mut self.0.lock(), client)
     }
 
-    /// Adds a request of `client` unless that has as many in the queue as there are `free` places: so one client
-    /// fills half of the queue at most, n clients n/(n+1) of it, and a place is left for the next client (dynamic
-    /// thresholds, Choudhury and Hahne 1998). Returns as `add`.
+    /// Adds a request of `client`, unless the client has as many requests in the queue as there are `free` places. So
+    /// one client fills at most half of the queue, n clients fill n/(n+1) of it, and the next client finds a place
+    /// (dynamic thresholds, Choudhury and Hahne 1998). Returns the same number as `add`.
     pub(super) fn try_add(&self, client: Client, free: usize) -> Option<usize> {
         let mut shares = self.0.lock();
         let fits = shares.get(&client).is_none_or(|share| *share < free);

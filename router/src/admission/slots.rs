@@ -1,4 +1,4 @@
-//! The requests that may be on the workers at a time: `--max-concurrent-requests`.
+//! `--max-concurrent-requests`: a limit on the requests that are on the workers at the same time.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use super::{
 };
 use crate::deadline_timer::DeadlineTimer;
 
-/// A semaphore with a line in the order of `--queue-policy`.
+/// A semaphore. Waiting requests form a line in the order of `--queue-policy`.
 #[derive(Debug)]
 pub(super) struct Slots(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// 0 while requests wait: a slot that becomes free goes to the first of them.
+    /// Free slots. 0 while requests wait: a released slot goes to the first of them.
     free: usize,
     line: Line<Permit>,
 }
 
 impl State {
-    /// Whether there was a free slot, which the caller has now.
+    /// Takes a free slot. Returns false if there is none.
     fn take_free(&mut self) -> bool {
         let left = self.free.checked_sub(1);
         self.free = left.unwrap_or(0);
@@ -36,12 +36,12 @@ impl Slots {
         Arc::new(Self(Mutex::new(State { free: limit, line: Line::default() })))
     }
 
-    /// A slot, if there is a free one.
+    /// Takes a free slot. Returns `None` if there is none.
     pub(super) fn try_take(self: &Arc<Self>) -> Option<Permit> {
         self.0.lock().take_free().then(|| Permit(Arc::clone(self)))
     }
 
-    /// Waits for a slot until `at`.
+    /// Takes a slot, or waits for one until `at`.
     pub(super) async fn take(
         self: &Arc<Self>,
         client: Option<Client>,
@@ -70,13 +70,13 @@ impl Slots {
             first
         };
         if let Some(first) = first {
-            // If the request is just leaving, the permit is dropped here, and the next one gets the slot.
+            // If the request is about to leave, sending fails, and the dropped permit gives the slot to the next one.
             let _taken = first.send(Permit(Arc::clone(self)));
         }
     }
 }
 
-/// A slot, given back when it is dropped.
+/// A slot. Dropping it releases the slot.
 #[derive(Debug)]
 pub(super) struct Permit(Arc<Slots>);
 
@@ -115,8 +115,8 @@ mod tests {
         }
     }
 
-    /// Requests of `clients` that come one after the other, keep their slot for a moment and write their number to
-    /// the order.
+    /// Starts one request for each of `clients`, one after the other. Each keeps its slot for a moment and appends its
+    /// number to the order.
     async fn come(
         slots: &Arc<Slots>,
         clients: &[Option<Client>],
