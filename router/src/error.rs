@@ -68,6 +68,8 @@ pub enum Error {
     QueueSlow { wait: Duration, limit: Duration, retry_after: u64 },
     #[error("no worker could take the request within {waited:?}")]
     QueueTimeout { waited: Duration, retry_after: u64 },
+    #[error("the operator aborted all requests")]
+    Aborted,
     #[error("the router is shutting down")]
     Draining,
     #[error("no worker answered; tried {attempts}, last: {last}")]
@@ -140,6 +142,7 @@ impl Error {
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, SERVER, "queue_full"),
             Self::QueueSlow { .. } => (StatusCode::TOO_MANY_REQUESTS, SERVER, "queue_slow"),
             Self::QueueTimeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "queue_timeout"),
+            Self::Aborted => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "aborted"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "draining"),
             Self::WorkersFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "workers_failed"),
             Self::Refused(refusal) => (refusal.status, SERVER, "worker_refused"),
@@ -175,8 +178,8 @@ impl Error {
             | Self::QueueTimeout { retry_after, .. } => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
             }
-            Self::Poisonous { .. } => {
-                // OpenAI's clients retry a 500 by default.
+            Self::Poisonous { .. } | Self::Aborted => {
+                // OpenAI's clients retry these statuses by default.
                 let name = HeaderName::from_static("x-should-retry");
                 headers.insert(name, HeaderValue::from_static("false"));
             }

@@ -77,9 +77,14 @@ pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response 
     reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
 }
 
-/// Aborts a request. The router does not record which worker has it, so all workers are asked, and one success is
-/// enough.
+/// Aborts a request, or with `abort_all` all requests, those that wait in the router included. The router does not record
+/// which worker has a request, so all workers are asked, and one success is enough.
 pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Response {
+    let fields = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+    if fields.get("abort_all").and_then(Value::as_bool) == Some(true) {
+        // First: the workers' aborts make room, which waiting requests would take.
+        router.queue.abort_all();
+    }
     let answers = ask_all(&router, Method::POST, "/abort_request", body).await;
     let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
     let status = if answers.iter().any(Answer::is_success) {

@@ -14,7 +14,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::HeaderMap;
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{Semaphore, SemaphorePermit, watch},
     time::Instant,
 };
 
@@ -53,6 +53,8 @@ pub struct Queue {
     /// Requests that have ended.
     ended: Window,
     outflow: Outflow,
+    /// Changes when the operator aborts all requests.
+    aborts: watch::Sender<()>,
 }
 
 impl Queue {
@@ -70,12 +72,23 @@ impl Queue {
             lines: Lines::default(),
             ended: Window::new(Instant::now()),
             outflow: Outflow::new(Instant::now()),
+            aborts: watch::Sender::new(()),
         }
     }
 
     /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.size - self.places.available_permits()
+    }
+
+    /// Ends the wait of all requests, which fail with Aborted.
+    pub(crate) fn abort_all(&self) {
+        self.aborts.send_replace(());
+    }
+
+    /// Returns a receiver that changes when all requests are aborted from now on.
+    pub(crate) fn aborts(&self) -> watch::Receiver<()> {
+        self.aborts.subscribe()
     }
 
     /// Requests that ended in the last ten seconds.
@@ -147,7 +160,7 @@ impl Queue {
         Some(Slot { queue: Arc::clone(self), _permit: permit })
     }
 
-    /// Waits for a slot until `at`. Returns `None` if none has become free. Refuses like `place`.
+    /// Waits for a slot until `at`. Returns `None` if none has become free. Refuses like `place`, and with Aborted.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         client: Option<Client>,
@@ -158,7 +171,8 @@ impl Queue {
             return Ok(self.try_enter());
         };
         let place = self.place(client)?;
-        let Some(permit) = slots.take(client, timer, at).await else {
+        let taking = slots.take(client, timer, at);
+        let Some(permit) = place.unless_aborted(&mut self.aborts(), taking).await? else {
             place.expired();
             return Ok(None);
         };
@@ -212,6 +226,10 @@ impl Ticket<'_> {
         self.place.expired();
     }
 
+    pub(crate) fn place(&self) -> &Place<'_> {
+        &self.place
+    }
+
     /// Waits for the turn of this request. Returns false if it has not come by `at`.
     pub(crate) async fn turn(&self, timer: &mut DeadlineTimer, at: Instant) -> bool {
         self.line_guard.turn(timer, at).await
@@ -259,7 +277,23 @@ impl Place<'_> {
         self.end(QueueEnd::Timeout);
     }
 
-    fn end(self, end: QueueEnd) {
+    /// Awaits `waiting`. Fails with Aborted if the operator aborts all requests before.
+    pub(crate) async fn unless_aborted<T>(
+        &self,
+        aborts: &mut watch::Receiver<()>,
+        waiting: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            _ = aborts.changed() => {
+                self.end(QueueEnd::Aborted);
+                Err(Error::Aborted)
+            }
+            outcome = waiting => Ok(outcome),
+        }
+    }
+
+    fn end(&self, end: QueueEnd) {
         let metrics = &self.queue.metrics.queue;
         metrics.wait.observe(self.since.elapsed());
         metrics.ends.increment(end);

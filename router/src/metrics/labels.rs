@@ -67,6 +67,8 @@ labels! {
         Slow => "slow",
         /// The wait exceeded --queue-timeout-secs.
         Timeout => "timeout",
+        /// The operator aborted all requests.
+        Aborted => "aborted",
     }
 }
 

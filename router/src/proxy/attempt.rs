@@ -154,7 +154,8 @@ impl<'a> Round<'a> {
             if is_expected { refusal } else { Error::NoHealthyWorker { waited: Duration::ZERO } }
         })?;
         let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
-        if timer.limit(until, healthy).await.is_none() {
+        let waiting = timer.limit(until, healthy);
+        if place.unless_aborted(&mut queue.aborts(), waiting).await?.is_none() {
             place.expired();
             return Err(self.no_worker_in_time());
         }

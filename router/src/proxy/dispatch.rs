@@ -53,6 +53,7 @@ async fn in_line(
     let queue = Arc::clone(&job.router.queue);
     let mut ticket: Option<Ticket<'_>> = None;
     let mut position = None;
+    let mut aborts = queue.aborts();
     loop {
         let held = match (ticket.take(), position) {
             (Some(held), _) => held,
@@ -65,7 +66,8 @@ async fn in_line(
         };
         position = Some(held.position());
         let until = job.queue_deadline();
-        if !held.turn(&mut job.timer, until).await {
+        let turn = held.turn(&mut job.timer, until);
+        if !held.place().unless_aborted(&mut aborts, turn).await? {
             held.expired();
             return Err(answer(refusal, job.queue_timeout_error()));
         }

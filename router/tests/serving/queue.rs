@@ -175,6 +175,49 @@ async fn cancelled_request_leaves_the_queue() {
     assert_nothing_booked(&router).await;
 }
 
+/// Sends a request that waits in the queue, then aborts all requests.
+async fn aborted_in_the_queue(router: &RouterHandle) {
+    let address = router.local_addr();
+    let waiting =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
+    while router.router().queue.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut operator = Client::connect(address).await;
+    operator.post("/abort_request", r#"{"rid": "another"}"#).await;
+    assert_eq!(router.router().queue.waiting(), 1, "one name aborts that request alone");
+    operator.post("/abort_request", r#"{"abort_all": true}"#).await;
+    let answer = waiting.await.expect("no panic");
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.error_code(), "aborted");
+    assert_eq!(answer.headers["x-should-retry"], "false");
+    assert_eq!(router.router().queue.waiting(), 0);
+    assert_eq!(router.router().metrics.queue.ends.get(QueueEnd::Aborted), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn abort_all_ends_the_wait_for_a_worker() {
+    let router = router_without_waiting(config(), &[]).await;
+    aborted_in_the_queue(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn abort_all_ends_the_wait_for_a_slot() {
+    let mut worker = FakeWorker::start(|seen| match seen.head.uri.path() {
+        "/generate" => Reply::Hang,
+        _ => Reply::status(200),
+    })
+    .await;
+    let config = Config { max_concurrent_requests: 1.try_into().expect("a number"), ..config() };
+    let router = router(config, &[&worker]).await;
+    let address = router.local_addr();
+    let running =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
+    worker.request().await;
+    aborted_in_the_queue(&router).await;
+    running.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_queue_ends_in_a_503() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
