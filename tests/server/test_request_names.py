@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.request_names import Names, RequestNames
+from mla_router.worker.server.request_names import Names, RequestNames, check_rid
 
 
 def test_a_name_finds_only_its_own() -> None:
@@ -23,8 +23,11 @@ def test_a_running_name_cannot_be_taken() -> None:
     names = RequestNames()
     first = Names({"a1": ["a1"], "mine": ["a1"]})
     names.add(first)
-    with pytest.raises(InvalidRequest):
+    # SGLang's words, which its clients compare
+    with pytest.raises(InvalidRequest, match="Duplicate request ID"):
         names.add(Names({"b2": ["b2"], "mine": ["b2"]}))
+    with pytest.raises(InvalidRequest, match="Duplicate request ID"):
+        check_rid(["mine", "mine"], 2)
     assert names.find("b2") == []
     names.remove(first)
     names.add(Names({"b2": ["b2"], "mine": ["b2"]}))

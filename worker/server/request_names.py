@@ -29,7 +29,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # safe in logs and headers
 
 
 def name_is_taken() -> InvalidRequest:
-    return InvalidField("rid", "a request of this name is running")
+    return InvalidField("rid", "Duplicate request ID: a request of this name is running")
 
 
 def check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | None:
@@ -37,8 +37,11 @@ def check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | No
     if rid is None:
         return None
     names = [rid] if isinstance(rid, str) else rid
-    if isinstance(rid, list) and (len(rid) != choices or len(set(rid)) != choices):
-        raise InvalidField("rid", f"one name, or {choices} different ones")
+    if isinstance(rid, list):
+        if len(rid) != choices:
+            raise InvalidField("rid", f"one name, or {choices}: one for each choice")
+        if len(set(rid)) != choices:
+            raise InvalidField("rid", "Duplicate request ID: the names must differ")
     if not all(1 <= len(name) <= MAX_LENGTH for name in names):
         raise InvalidField("rid", f"1 to {MAX_LENGTH} characters")
     return rid
