@@ -11,10 +11,12 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine import loader, supported
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.engine.supported import check_device, check_limits
+from mla_router.worker.engine.supported import check_blocks, check_device, check_limits
 from mla_router.worker.kernels.device import H200, Limits, UnsupportedDevice
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.quantization.spec import FP8, Block, Quantization
 from support.architectures import LIMITS
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -67,3 +69,21 @@ def test_a_start_fails_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loader, "load_model", lambda *_, **__: pytest.fail("weights are loaded"))
     with pytest.raises(ConfigError, match=r"Tesla T4: compute capability 7\.5"):
         load_engine(WorkerConfig(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("block", [(128, 128), (1, 128), (64, 256), (1, None), (None, None)])
+def test_blocks_that_the_kernels_take(block: Block) -> None:
+    check_blocks(Quantization("fp8", FP8, block))
+
+
+@pytest.mark.parametrize("columns", [16, 64, 192])
+def test_blocks_that_only_a_cpu_computes(tmp_path: Path, columns: int) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
+    quantization = Quantization("fp8", FP8, (128, columns))
+    model = replace(read_config(tmp_path), quantization=quantization)
+    with pytest.raises(
+        ModelError, match=f"blocks of {columns} columns are not .* multiples of 128"
+    ):
+        check_device(CUDA, model, torch.bfloat16)
+    check_device(CUDA, model, torch.float32)
+    check_device(torch.device("cpu"), model, torch.bfloat16)

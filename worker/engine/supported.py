@@ -10,11 +10,14 @@ from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK
 from mla_router.worker.kernels.attention.ragged_attention.kernel import tiling as prefill_tiling
 from mla_router.worker.kernels.device import Limits, UnsupportedDevice, check_architecture, limits
 from mla_router.worker.kernels.kv_cache.fp8 import is_fp8
+from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.model.config.attention_spec import (
     GroupedQueryAttentionSpec,
     LatentAttentionSpec,
 )
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.quantization.spec import Quantization
 
 # Compute capability times 10 from which GPUs convert to and from E4M3. E5M2 is the upper half of float16, which all have.
 _CONVERTS_E4M3 = 89
@@ -27,9 +30,12 @@ def check_device(
     kv_cache_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises ConfigError if `device` is a GPU without the architecture or the limits that our kernels need. 32-bit
-    models use torch's operations instead."""
+    models use torch's operations instead. Raises ModelError if the model is quantized in blocks that the kernels do not
+    take."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return
+    if model.quantization is not None:
+        check_blocks(model.quantization)
     found = limits(device)
     if kv_cache_dtype == torch.float8_e4m3fn and found.architecture < _CONVERTS_E4M3:
         raise ConfigError(
@@ -44,6 +50,16 @@ def check_device(
             f"--dtype {str(dtype).removeprefix('torch.')} on {name}: {error}; use --dtype float32 or --device cpu, "
             f"which do not need these kernels"
         ) from None
+
+
+def check_blocks(quantization: Quantization) -> None:
+    """Raises ModelError if the columns that share a scale are no whole groups of activations."""
+    columns = quantization.block[1]
+    if columns is not None and columns % GROUP:
+        raise ModelError(
+            f"quantization_config: blocks of {columns} columns are not supported on a GPU, only of multiples of {GROUP}; "
+            f"use --device cpu"
+        )
 
 
 def check_limits(found: Limits, model: ModelConfig, *, fp8: bool = False) -> None:
