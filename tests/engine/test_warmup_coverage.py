@@ -30,6 +30,7 @@ class Case(NamedTuple):
     context: int = 32768
     largest_graph: int = 256  # decode rows; 0: no graphs
     max_keys: int = 1 << 17
+    kv_cache_dtype: torch.dtype | None = None
 
     @property
     def capacity(self) -> Capacity:
@@ -42,6 +43,8 @@ CASES = {
     "llama": Case("llama-3-8b", 3, context=8192),
     "small-graphs": Case("deepseek-v2-lite", 3, slots=1024, context=163840, largest_graph=128),
     "without-graphs": Case("deepseek-v2-lite", 3, context=4096, largest_graph=0),
+    "fp8-latents": Case("deepseek-v2-lite", 3, kv_cache_dtype=torch.float8_e4m3fn),
+    "fp8-keys": Case("llama-3-8b", 3, context=8192, kv_cache_dtype=torch.float8_e5m2),
     "few-slots": Case("deepseek-v2-lite", 3, slots=24),
 }
 SAMPLING = [
@@ -84,7 +87,8 @@ def check(case: Case) -> None:
     from support.meta_engine import Launches, meta_engines, pretend
 
     pretend()
-    engines = meta_engines(ROOT / "bench" / "shapes" / case.shape, case.layers, case.capacity)
+    shape = ROOT / "bench" / "shapes" / case.shape
+    engines = meta_engines(shape, case.layers, case.capacity, case.kv_cache_dtype)
     warmed, launched = Launches(), Launches()
     decode = decode_sizes(case.largest_graph) if case.largest_graph else ()
     plans = profile_plans(case.capacity, BUDGET, case.max_keys)

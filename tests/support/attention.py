@@ -19,7 +19,11 @@ def torch_attention(config: ModelConfig) -> ModelAttention:
     )
 
 
-def triton_attention(config: ModelConfig, device: torch.device = CPU) -> ModelAttention:
+def triton_attention(
+    config: ModelConfig, device: torch.device = CPU, kv_cache_dtype: torch.dtype | None = None
+) -> ModelAttention:
     """Returns the Triton backend, for a CPU as well, where each op uses its torch form."""
     specs = config.attention_specs
-    return ModelAttention([TritonBackend(spec, device, torch.bfloat16) for spec in specs])
+    return ModelAttention(
+        [TritonBackend(spec, device, torch.bfloat16, kv_cache_dtype) for spec in specs]
+    )

@@ -54,7 +54,9 @@ def pretend() -> None:
     experts._device_name = lambda _: H200
 
 
-def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engine]:
+def meta_engines(
+    folder: Path, layers: int, capacity: Capacity, kv_cache_dtype: torch.dtype | None = None
+) -> Iterator[Engine]:
     """Yields engines of a model with the shapes of `folder` and `layers` layers."""
     config = replace(read_config(folder), num_layers=layers)
     with META, default_dtype(torch.bfloat16):
@@ -62,5 +64,11 @@ def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engi
         allocate(model)
     model.eval()
     while True:
-        attention = triton_attention(config, META)
-        yield Engine(model, capacity, device=META, dtype=torch.bfloat16, attention=attention)
+        yield Engine(
+            model,
+            capacity,
+            device=META,
+            dtype=torch.bfloat16,
+            attention=triton_attention(config, META, kv_cache_dtype),
+            kv_cache_dtype=kv_cache_dtype,
+        )
