@@ -24,6 +24,7 @@ from mla_router.worker.kernels.quantize import GROUP, has_kernels, quantize_rows
 from mla_router.worker.kernels.weight import Weight
 
 MANY_ROWS = 64  # of a block, from which x is quantized once
+MAX_SHARED_INPUTS = 4096
 
 
 def takes_quantized(x: Tensor, gate_up: Weight, down: Weight) -> bool:
@@ -41,8 +42,11 @@ def _is_taken(x: Tensor, weight: Weight) -> bool:
 def takes_shared_quantized(
     x: Tensor, gate_up: Weight, shared_gate_up: Weight, shared_down: Weight
 ) -> bool:
-    """Whether one token's shared experts run in the kernels of the routed experts, whose blocks of scales are the same."""
+    """Whether one token's shared experts run in the kernels of the routed experts. Their blocks of scales must be the same.
+    On an H200 V3's, with 7,168 inputs, are faster beside the routed experts."""
     weights = (gate_up, shared_gate_up, shared_down)
+    if gate_up.values.shape[2] > MAX_SHARED_INPUTS:
+        return False
     if any(weight.is_plain or not has_kernels(x, weight.values.dtype) for weight in weights):
         return False
     return gate_up.block == shared_gate_up.block and gate_up.block[0] == shared_down.block[0]
