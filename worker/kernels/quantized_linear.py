@@ -32,7 +32,7 @@ from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
 from mla_router.worker.kernels.weight import Quantized, Weight
 
 # From so many rows on torch's library is faster than the kernel on an H200, for the largest weights from fewer on
-# (`bench/kernels/bench_quantized_linear.py`)
+# (`bench/kernels/bench_quantized.py`)
 LIBRARY_ROWS, LIBRARY_ROWS_OF_LARGE = 192, 17
 LARGE = 1 << 26  # weights
 BLOCK = (128, 128)  # of weights that the library takes
