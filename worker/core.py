@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -99,13 +99,17 @@ class PrefillChunk:
     logprob_tokens: tuple[int, ...] = ()
 
 
+class RowKind(IntEnum):
+    """The origin of a row's token and position."""
+
+    DECODE = 0  # the last sampled token of its slot: both are on the device (`engine/slots.py`)
+    EXTEND = 1  # a token of a chunk: the host knows both
+    IDLE = 2  # padding of a CUDA graph
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward step. Its rows are the decode rows, then the rows of the chunks.
-
-    The input token of a decode row is not here: it is the last sampled token of its slot, and stays on the device
-    (`engine/slots.py`).
-    """
+    """One forward step. Its rows are the decode rows, then the rows of the chunks."""
 
     decode_slots: tuple[int, ...]
     # Most tokens in the KV cache after this step, for which the slot has pages. Exact if `tokens_per_row` is 1
@@ -117,6 +121,15 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return len(self.decode_slots) + sum(len(chunk.tokens) for chunk in self.chunks)
+
+    def row_kinds(self, size: int) -> bytes:
+        """Returns the `RowKind` of each of `size` rows, padding included, as a byte."""
+        decodes, tokens = len(self.decode_slots), self.num_tokens
+        return (
+            bytes((RowKind.DECODE,)) * decodes
+            + bytes((RowKind.EXTEND,)) * (tokens - decodes)
+            + bytes((RowKind.IDLE,)) * (size - tokens)
+        )
 
     @property
     def sampled_slots(self) -> tuple[int, ...]:

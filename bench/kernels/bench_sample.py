@@ -46,7 +46,7 @@ def cases(logits: torch.Tensor) -> Iterator[Case]:
     warps = tuple({"num_warps": n} for n in WARPS)
     for name, temperature in (("greedy", 0.0), ("temperature", 0.8)):
         drawn = torch.empty_like(row), torch.empty_like(row, dtype=torch.int32)
-        inputs = (logits, row, row, temperature * one, row, None, *drawn)
+        inputs = (logits, row, row.int(), temperature * one, row, None, *drawn)
         yield Case(
             name,
             lambda *, inputs=inputs, **how: sample_triton(*inputs, **how),

@@ -112,6 +112,7 @@ class Batch:
         """A decode step that takes the slots. Tokens are random, for experts to be chosen as ever."""
         slots = range(self.size)
         self.engine.slots.last_token.random_(self.engine.model.config.vocab_size)
+        self.engine.slots.lengths.fill_(self.length + 1)
         admitted = tuple(Admitted(slot, self.sampling, self.prompts[slot][:1]) for slot in slots)
         return replace(self.decode_plan(0), page_writes=self.page_writes(slots), admitted=admitted)
 

@@ -65,7 +65,7 @@ class Case:
         self.sampler.admit(tuple(admitted))
         self.plan = StepPlan(tuple(range(batch)), (len(PROMPT),) * batch, (), (), ())
         self.slots = torch.arange(batch, device=self.device)
-        self.positions = torch.full_like(self.slots, len(PROMPT))
+        self.lengths = torch.full_like(self.slots, len(PROMPT), dtype=torch.int32)
         self.last_token = torch.zeros_like(self.slots)
         self.masks = None
         if name == "masks":
@@ -80,9 +80,9 @@ class Case:
         logprobs = self.sampler.sample(
             logits,
             self.slots,
-            self.positions,
             self.plan,
             self.masks,
+            lengths=self.lengths,
             last_token=self.last_token,
             out=tokens,
         )

@@ -18,6 +18,7 @@ decode rows are fixed: otherwise a variant with other rounding would draw other 
 from __future__ import annotations
 
 import argparse
+import copy
 import logging
 import runpy
 import statistics
@@ -77,14 +78,15 @@ def applied(variant: Variant) -> Iterator[None]:
 def given_tokens(engine: Engine) -> Iterator[None]:
     """Draws the next token of every slot once. Sampled tokens do not replace it."""
     slots = engine.slots
-    kept = slots.last_token
-    generator = torch.Generator(kept.device).manual_seed(SEED)
-    kept.random_(engine.model.config.vocab_size, generator=generator)
-    slots.last_token = kept.clone()
+    generator = torch.Generator(engine.device).manual_seed(SEED)
+    slots.last_token.random_(engine.model.config.vocab_size, generator=generator)
+    # The forward pass reads `slots`, and the sampling writes the copy
+    engine.slots = copy.copy(slots)
+    engine.slots.last_token = slots.last_token.clone()
     try:
         yield
     finally:
-        slots.last_token = kept
+        engine.slots = slots
 
 
 def capture_graphs(engine: Engine, sizes: GraphSizes) -> None:

@@ -57,11 +57,12 @@ def test_rows_keep_their_tokens(tmp_path: Path) -> None:
     admitted = tuple(Admitted(slot, SamplingParams(9), (3,)) for slot in range(2))
     pages = tuple((slot, index, 1 + 4 * slot + index) for slot in range(2) for index in range(4))
     plans = [StepPlan((0, 1), (1, 1), (), pages, admitted), StepPlan((0, 1), (2, 2), (), (), ())]
+    read = engine.slots
     with given_tokens(engine):
-        given = engine.slots.input_tokens[:2].tolist()
+        given = read.last_token[:2].tolist()
         assert all(0 <= token < VOCAB_SIZE for token in given)
         _, results = step_times(engine, iter(plans))
-        assert engine.slots.input_tokens[:2].tolist() == given
+        assert read.last_token[:2].tolist() == given
         assert engine.slots.last_token[:2, None].tolist() == results[-1].tokens
     assert engine.slots.last_token[:2].tolist() == given
 

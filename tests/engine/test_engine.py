@@ -17,6 +17,7 @@ from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
+from support.checked_engine import CheckedEngine
 from support.random_requests import random_script
 from support.random_sampling import random_sampling
 from support.scripted_scheduler import Run, generate, run
@@ -49,7 +50,7 @@ def serve(
     capacity: Capacity = CAPACITY,
     **how,
 ) -> Run:
-    engine = Engine(
+    engine = CheckedEngine(
         model, capacity, device=CPU, dtype=torch.float32, attention=torch_attention(model.config)
     )
     return run(script, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE, **how)

@@ -29,9 +29,9 @@ def test_integers(device: str) -> None:
     """The values are checked on a CPU, the offsets on a meta device."""
     upload = Upload(torch.device(device))
     for size in (0, 3, 70, 1):
-        columns = [range(-size, 0), [1 << 40] * size, list(range(size)), (7,)]
-        got = upload.integers("iqiq", *columns)
-        kinds = [torch.int32, torch.int64] * 2
+        columns = [range(-size, 0), [1 << 40] * size, list(range(size)), bytes(range(size)), (7,)]
+        got = upload.integers("iqibq", *columns)
+        kinds = [torch.int32, torch.int64, torch.int32, torch.int8, torch.int64]
         assert [tensor.dtype for tensor in got] == kinds
         assert [tensor.shape for tensor in got] == [(len(column),) for column in columns]
         assert all(tensor.storage_offset() * tensor.itemsize % 16 == 0 for tensor in got)

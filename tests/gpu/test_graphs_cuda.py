@@ -83,9 +83,11 @@ def test_the_same_logits(engine: Engine) -> None:
         launched = engine.forward(plan)
         torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
         assert launched.slots.tolist() == list(slots)
-        assert launched.positions.tolist() == [length + 1 for length in lengths]
         # Idle rows write to page 0.
         torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+
+        engine.sample(launched)
+        assert engine.slots.lengths[: len(lengths)].tolist() == [length + 2 for length in lengths]
 
         # Fewer rows afterwards: ended requests are not written to.
         few = StepPlan((3,), (lengths[3] + 2,), (), (), ())
@@ -197,6 +199,7 @@ def run_all(
         for plan in plans:
             launched = engine.forward(plan)
             results.append((launched.logits.clone(), cached_rows(engine)[:, 1:]))
+            engine.slots.check(plan)
             pending = engine.sample(launched)
             engine.slots.last_token.fill_(7)  # near ties must not diverge
             if before is not None:
@@ -314,17 +317,19 @@ def test_few_prompt_tokens_are_decode_rows(
     might choose others, as with the attention of prompts."""
     plan, size = FEW_TOKENS[name]
     prefill(engine, HELD)
-    pages = torch.tensor([page for *_, page in plan.page_writes], dtype=torch.int32, device=CUDA)
-    entries = [slot * CAPACITY.pages_per_request + index for slot, index, _ in plan.page_writes]
-    engine.slots.write_pages(torch.tensor(entries, device=CUDA), pages)
+    entries, values = engine.slots.writes(plan)
+    engine.slots.write(
+        torch.tensor(entries, device=CUDA), torch.tensor(values, dtype=torch.int32, device=CUDA)
+    )
     engine.slots.last_token.random_(300)
     before, tokens = cached_rows(engine), engine.slots.last_token.clone()
+    lengths = engine.slots.lengths.clone()
 
     rows = decode_rows(plan, size, engine.slots.idle_slot)
-    engine.slots.write_input_tokens(torch.tensor(rows.input_tokens, device=CUDA))
-    on_device = torch.tensor([rows.slots, rows.lengths, rows.indices], device=CUDA)
+    on_device = torch.tensor([rows.slots, rows.lengths, rows.tokens], device=CUDA)
+    kinds = torch.tensor([*rows.kinds], dtype=torch.int8, device=CUDA)
     engine.forward_pass.prepare_decode(rows.slots, rows.lengths)
-    output = engine.forward_pass.decode(engine.slots.look_up(on_device))
+    output = engine.forward_pass.decode(engine.slots.look_up(on_device, kinds))
     want, hidden_states = output.logits[rows.sampled], output.hidden_states
     written = cached_rows(engine)
     put_back(engine, before)
@@ -336,14 +341,13 @@ def test_few_prompt_tokens_are_decode_rows(
         for _ in range(2):  # the remains of the first must not affect the second
             put_back(engine, before)
             engine.slots.last_token.copy_(tokens)
+            engine.slots.lengths.copy_(lengths)
             with forbid_waiting():
                 launched = engine.forward(plan)
                 got, states = launched.logits.clone(), launched.hidden_states.clone()
                 pending = engine.sample(launched)
         assert replayed == [(DECODE, size)] * 2
         assert launched.slots.tolist() == list(plan.sampled_slots)
-        ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        assert launched.positions.tolist() == [*plan.decode_bounds, *ends]
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(states, hidden_states, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
@@ -356,6 +360,8 @@ def test_few_prompt_tokens_are_decode_rows(
         ).tolist()
         tokens[list(plan.sampled_slots)] = torch.tensor(sampled, device=CUDA)
         assert engine.slots.last_token.tolist() == tokens.tolist()
+        lengths[list(plan.sampled_slots)] += 1
+        assert engine.slots.lengths.tolist() == lengths.tolist()
     finally:
         engine.capture_graphs(NONE)
 

@@ -29,7 +29,7 @@ def captured_step(folder: Path, name: str, size: int) -> Graph:
     attention = choose_attention("triton", model.config, CUDA, torch.bfloat16)
     capacity = Capacity(num_pages=2000, page_size=16, num_slots=size, context_length=160)
     engine = Engine(model, capacity, device=CUDA, dtype=torch.bfloat16, attention=attention)
-    rows = engine.slots.look_up(engine.slots.idle_rows(size))
+    rows = engine.slots.idle_rows(size)
     engine.forward_pass.decode(rows)  # compiles, which a capture does not permit
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -134,7 +134,8 @@ def small_ops() -> None:
     cache, table = meta(4096, 64, 576), integers(128, 512)
     kv_gather_triton(cache, table, locations[:7], integers(7), integers(8), 8192)
     logits, some = torch.empty(8, 102_400, device=META), torch.empty(8, device=META)
-    sample_triton(logits, locations, locations, some, locations, None, locations, locations.int())
+    lengths = locations.int()
+    sample_triton(logits, locations, lengths, some, locations, None, locations, locations.int())
 
 
 def launches() -> None:

@@ -215,7 +215,8 @@ def decode_step() -> None:
     )
     logits = torch.empty(8, 102400, device="meta")
     some = logits[:, 0].contiguous()
-    sample_triton(logits, locations, locations, some, locations, None, locations, locations.int())
+    lengths = locations.int()
+    sample_triton(logits, locations, lengths, some, locations, None, locations, locations.int())
 
 
 def test_every_kernel_of_a_decode_step_starts_early() -> None:

@@ -138,7 +138,7 @@ def record() -> dict[str, list[str]]:
     with torch.inference_mode(), Launches(), Library():
         for rows in (1, 8, 64):
             begin.clear()
-            engine.forward_pass.decode(engine.slots.look_up(engine.slots.idle_rows(rows)))
+            engine.forward_pass.decode(engine.slots.idle_rows(rows))
             found[f"decode {rows}"] = names[begin[0] : begin[1]]
         begin.clear()
         chunk = PrefillChunk(0, 0, (0,) * 1024, True)

@@ -22,33 +22,37 @@ def with_slots(
     *,
     out_on_host: bool = False,
 ) -> tuple[Any, ...]:
-    """Returns the arguments of `sample` for rows of these temperatures and seeds, all [R]. With `out_on_host` tokens go to
-    pinned memory."""
+    """Returns the arguments of `sample` for rows of these temperatures, seeds and positions, all [R]. With `out_on_host`
+    tokens go to pinned memory."""
     rows, device = len(logits), logits.device
     slots = torch.randperm(rows + SPARE, generator=torch.Generator().manual_seed(rows))
     slots = slots[:rows].to(device)
     temperatures = temperature.new_full((rows + SPARE,), 9.0)
     seeds = seed.new_full((rows + SPARE,), 99)
-    temperatures[slots], seeds[slots] = temperature, seed
+    lengths = torch.full((rows + SPARE,), UNTOUCHED, dtype=torch.int32, device=device)
+    temperatures[slots], seeds[slots], lengths[slots] = temperature, seed, position.int()
     last_token = torch.full((rows + SPARE,), UNTOUCHED, device=device)
     where: dict[str, Any] = {"pin_memory": True} if out_on_host else {"device": device}
     out = torch.full((rows,), UNTOUCHED, dtype=torch.int32, **where)
-    return logits, slots, position, temperatures, seeds, threshold, last_token, out
+    return logits, slots, lengths, temperatures, seeds, threshold, last_token, out
 
 
 def drawn(arguments: tuple[Any, ...]) -> Tensor:
     """Waits for the device and returns the tokens [R] int64 that `sample` wrote. Asserts that both outputs agree and that
     no other slot was written."""
-    slots, last_token, out = arguments[1], arguments[-2], arguments[-1]
+    slots, lengths, last_token, out = arguments[1], arguments[2], arguments[-2], arguments[-1]
     tokens: Tensor = out.to(slots.device).long()
     assert torch.equal(last_token[slots], tokens.clamp_min(0))
     assert ((tokens >= 0) | (tokens == NO_TOKEN)).all()
-    assert (last_token == UNTOUCHED).sum() == SPARE
+    assert (last_token == UNTOUCHED).sum() == (lengths == UNTOUCHED).sum() == SPARE
     return tokens
 
 
 def draw(op: Any, *row_inputs: Any) -> Tensor:
     """Returns [R] int64: the tokens of `op`, a form of `sample`."""
     arguments = with_slots(*row_inputs)
+    lengths, slots = arguments[2].clone(), arguments[1]
     op(*arguments)
+    lengths[slots] += 1
+    assert torch.equal(arguments[2], lengths)
     return drawn(arguments)

@@ -46,7 +46,7 @@ def fake_decode_graphs(
 
     def capture(_: DecodeGraphRunner, decode: Decode, size: int, pool: object) -> DecodeGraph:
         del pool
-        looked_up = engine.slots.look_up(engine.slots.idle_rows(size))
+        looked_up = engine.slots.idle_rows(size)
         graphs.append(FakeGraph(decode, looked_up))
         return DecodeGraph(graphs[-1], looked_up, HeadOutput(*graphs[-1].output))  # type: ignore[arg-type]
 

@@ -30,6 +30,7 @@ class SamplerDriver:
         self.sampler = Sampler(num_slots, vocab_size, self.device)
         self.copies = AsyncCopyBuffers(self.device)
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
+        self.lengths = torch.zeros(num_slots, dtype=torch.int32, device=self.device)
         self.contexts: dict[int, list[int]] = {}  # by slot: prompt and output
         self._upload = Upload(self.device)
         self._admitted: list[Admitted] = []
@@ -60,11 +61,18 @@ class SamplerDriver:
         self._admitted = []
         rows = torch.stack([*logits.values()]).to(self.device)
         with self.guard():
-            at = self._upload([np.array(slots), np.array(lengths)])
+            at, positions = self._upload([np.array(slots), np.array(lengths, dtype=np.int32)])
+            self.lengths[at] = positions
             self.sampler.admit(plan.admitted)
             tokens = self.copies.tokens(len(slots))
             logprobs = self.sampler.sample(
-                rows, *at, plan, masks, last_token=self.last_token, out=tokens
+                rows,
+                at,
+                plan,
+                masks,
+                lengths=self.lengths,
+                last_token=self.last_token,
+                out=tokens,
             )
             pending = self.copies.start(plan, tokens, logprobs, None, began=0.0)
         result = pending.wait()

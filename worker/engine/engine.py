@@ -39,7 +39,6 @@ class ForwardOutput:
     began: float  # time at which its launch began, of `time.perf_counter`
     logits: Tensor
     slots: Tensor
-    positions: Tensor
     hidden_states: Tensor
     prompt_logprobs: RowLogprobs | None
 
@@ -68,7 +67,7 @@ class Engine:
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, model.config.vocab_size, device)
         self.attention = attention
-        packer = InputPacker(device, capacity.pages_per_request, self.slots.idle_slot)
+        packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
         self._head = Head(model, packer)
@@ -100,7 +99,7 @@ class Engine:
         choice = choose_runner(plan, self.runners.sizes)
         runner = self.runners[choice.kind]
         inputs = runner.pack(plan, choice.rows)
-        self.slots.write_pages(inputs.page_entries, inputs.pages)
+        self.slots.write(inputs.entries, inputs.values)
         output = runner.run(plan, inputs)
         self.sampler.admit(plan.admitted)
         if isinstance(output, LayerOutput):
@@ -113,9 +112,9 @@ class Engine:
         logprobs = self.sampler.sample(
             forward.logits,
             forward.slots,
-            forward.positions,
             forward.plan,
             masks,
+            lengths=self.slots.lengths,
             last_token=self.slots.last_token,
             out=tokens,
         )

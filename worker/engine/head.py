@@ -37,7 +37,6 @@ class Head:
         return StepLogits(
             self._model.logits(hidden_states[:num_sampled]),
             wanted.slots,
-            wanted.lengths,
             hidden_states,
             prompt_logprobs,
         )

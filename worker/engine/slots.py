@@ -1,7 +1,7 @@
 """State of the forward pass on the device between steps, indexed by request slot.
 
-A step writes its sampled tokens here and the next step reads them, so that the host can launch step N+1 before it knows
-the tokens of step N.
+A step writes its sampled tokens and the new lengths here and the next step reads them, so that the host can launch step
+N+1 before it knows the tokens of step N.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity
-from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
+from mla_router.worker.core import Capacity, RowKind, StepPlan
 from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
-    compute_out_cache_loc,
     look_up,
     prompt_out_cache_loc,
 )
 
 
 class SlotState:
-    """Last token and page table of each slot. Only launched work writes them, in stream order.
+    """Last token, length and page table of each slot. Only launched work writes them, in stream order.
 
     The last slot is the idle slot, beyond those of the capacity. Its pages are all page 0.
     """
@@ -28,47 +26,60 @@ class SlotState:
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         slots, pages = capacity.num_slots + 1, capacity.pages_per_request
         self._page_size = capacity.page_size
+        self._pages_per_slot = pages
+        self._lengths_at = slots * pages
         self.idle_slot = capacity.num_slots
-        # The last token of each slot, then the chunks' tokens of a step of decode rows (`runners/decode_rows.py`)
-        self.input_tokens = torch.zeros(slots + MAX_INPUT_TOKENS, dtype=torch.int64, device=device)
-        self.last_token = self.input_tokens[:slots]
-        self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
-        self._entries = self.page_table.view(-1)
+        self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
+        # Page table and lengths are one tensor, so that one launch writes both
+        self._numbers = torch.zeros(slots * (pages + 1), dtype=torch.int32, device=device)
+        self.page_table = self._numbers[: self._lengths_at].view(slots, pages)
+        # [slots] int32, tokens of the request with the last sampled one, whose row in the KV cache the next step writes.
+        # At least 1, so that a decode row always has a position
+        self.lengths = self._numbers[self._lengths_at :].fill_(1)
 
-    def write_pages(self, entries: Tensor, pages: Tensor) -> None:
-        """Writes `pages` [W] int32 to `entries` [W] int64, indices into the flattened page table."""
-        if len(pages):
-            self._entries.scatter_(0, entries, pages)
+    def writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        """Returns the writes of `plan` for `write`, as entries and values: its new pages, and the lengths of the slots
+        whose last chunk it computes."""
+        pages = self._pages_per_slot
+        entries = [slot * pages + index for slot, index, _ in plan.page_writes]
+        values = [page for _, _, page in plan.page_writes]
+        for chunk in plan.chunks:
+            if chunk.is_last:
+                entries.append(self._lengths_at + chunk.slot)
+                values.append(chunk.start + len(chunk.tokens))
+        return entries, values
 
-    def write_input_tokens(self, tokens: Tensor) -> None:
-        """Writes `tokens` [G] int64, at most MAX_INPUT_TOKENS, after the last tokens of the slots."""
-        if len(tokens):
-            self.input_tokens[len(self.last_token) :][: len(tokens)] = tokens
-
-    def read_last_tokens(self, rows: Tensor, decodes: int) -> None:
-        """Writes the last tokens of the first `decodes` rows into `rows` [3, T] int64: tokens, slots, positions."""
-        if decodes:
-            tokens, slots, _ = rows[:, :decodes].unbind()
-            torch.index_select(self.last_token, 0, slots, out=tokens)
-
-    def idle_rows(self, size: int) -> Tensor:
-        """Returns [3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""
-        rows = torch.full(
-            (3, size), self.idle_slot, dtype=torch.int64, device=self.page_table.device
-        )
-        rows[1] = 1
-        return rows
-
-    def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Returns the out_cache_loc [T] int64 of `slots` and `positions` [T] int64."""
-        return compute_out_cache_loc(self.page_table, slots, positions, page_size=self._page_size)
+    def write(self, entries: Tensor, values: Tensor) -> None:
+        """Writes `values` [W] int32 to `entries` [W] int64, the indices of `writes`."""
+        if len(values):
+            self._numbers.scatter_(0, entries, values)
 
     def prompt_out_cache_loc(self, prompt: Tensor, rows: int) -> Tensor:
         """Returns the out_cache_loc [rows] int64 of a prompt with slot and length `prompt` [2] int64."""
         return prompt_out_cache_loc(self.page_table, prompt, rows, page_size=self._page_size)
 
-    def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
-        """Looks up the state of decode rows. `rows` [3, B] int64: slots, lengths, indices in `input_tokens`."""
+    def look_up(self, rows: Tensor, kinds: Tensor, into: LookedUp | None = None) -> LookedUp:
+        """Looks up the inputs of `rows` [3, B] int64, slots, lengths and tokens, of `kinds` [B] int8."""
         return look_up(
-            rows, self.input_tokens, self.page_table, page_size=self._page_size, into=into
+            rows,
+            kinds,
+            self.last_token,
+            self.lengths,
+            self.page_table,
+            page_size=self._page_size,
+            into=into,
         )
+
+    def idle_rows(self, size: int) -> LookedUp:
+        """Looks up `size` idle rows."""
+        device = self.page_table.device
+        rows = torch.full((3, size), self.idle_slot, dtype=torch.int64, device=device)
+        kinds = torch.full((size,), int(RowKind.IDLE), dtype=torch.int8, device=device)
+        return self.look_up(rows, kinds)
+
+    def check(self, plan: StepPlan) -> None:
+        """Asserts that the tokens of the decode rows of `plan`, which is not sampled yet, are as many as the plan says.
+        Waits for the device."""
+        lengths = self.lengths.tolist()
+        known = tuple([lengths[slot] for slot in plan.decode_slots])
+        assert known == plan.decode_bounds, f"{known} tokens, {plan}"

@@ -22,8 +22,9 @@ _DTYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.float32): torch.float32,
+    np.dtype(np.int8): torch.int8,
 }
-_INTEGERS = {"q": torch.int64, "i": torch.int32}  # format characters of `struct`
+_INTEGERS = {"q": torch.int64, "i": torch.int32, "b": torch.int8}  # format characters of `struct`
 
 
 class Upload:
@@ -37,7 +38,7 @@ class Upload:
         self._turn = 0
 
     def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
-        """Returns `arrays` of int64, int32 or float32 as tensors on the device. They are valid for work that is launched
+        """Returns `arrays` of int64, int32, int8 or float32 as tensors on the device. They are valid for work that is launched
         before the next call."""
         arrays = [np.ascontiguousarray(array) for array in arrays]
         if self._device.type == "cpu":
@@ -57,13 +58,13 @@ class Upload:
 
     def integers(self, kinds: str, *columns: Sequence[int]) -> list[Tensor]:
         """Returns columns of Python integers as tensors [len(column)] on the device: int64 for `q` in `kinds`, int32 for
-        `i`.
+        `i`, int8 for `b`.
 
         It is for copies that the device waits for: one call of `struct` takes half the time of several NumPy calls.
         """
         if self._device.type == "cpu":
             return [
-                torch.tensor(column, dtype=_INTEGERS[kind])
+                torch.tensor([*column], dtype=_INTEGERS[kind])
                 for kind, column in zip(kinds, columns, strict=True)
             ]
         layout, starts, size = "=", [], 0

@@ -115,9 +115,8 @@ def launch_steps(
         return
     forward, prefills = engine.forward_pass, engine.runners.prefill_graph
     for size in sizes.decode:
-        rows = engine.slots.idle_rows(size)
         with capture():
-            forward.decode(engine.slots.look_up(rows))
+            forward.decode(engine.slots.idle_rows(size))
     for size in sizes.prefill:
         prefill, prompt = prefills.plan_prefill(size), prefills.idle_prompt(size)
         with capture():

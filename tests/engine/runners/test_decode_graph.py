@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.inputs import InputPacker
-from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS, RunnerKind, choose_runner
+from mla_router.worker.engine.runners.choose import RunnerKind, choose_runner
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
 from support.cached_rows import cached_rows, clear, put_back
+from support.checked_engine import CheckedEngine
 from support.fake_graphs import fake_decode_graphs
 from support.random_requests import random_script
 from support.scripted_scheduler import run
@@ -45,8 +46,8 @@ def test_rows_are_decodes_then_chunks_then_padding() -> None:
     rows = decode_rows(plan, 10, IDLE)
     assert rows.slots == [3, 1, 0, 0, 0, 2, 2, 5, IDLE, IDLE]
     assert rows.lengths == [10, 5, 5, 6, 7, 1, 2, 9, 1, 1]
-    assert rows.indices == [3, 1, *range(IDLE + 1, IDLE + 7), IDLE, IDLE]
-    assert rows.input_tokens == [100, 101, 102, 100, 101, 100]
+    assert rows.kinds == plan.row_kinds(10) == bytes([0] * 2 + [1] * 6 + [2] * 2)
+    assert rows.tokens == [0, 0, 100, 101, 102, 100, 101, 100, 0, 0]
     assert rows.sampled == [0, 1, 4, 7]
     assert not rows.first_are_sampled
     with pytest.raises(AssertionError, match="8 rows for 7"):
@@ -67,22 +68,15 @@ def test_the_first_rows_sample(chunks: tuple[PrefillChunk, ...], decodes: int) -
 def test_packed() -> None:
     plan = StepPlan((3, 1), (10, 5), (chunk(0, 4, 3),), ((0, 1, 11), (3, 2, 13)), ())
     rows = decode_rows(plan, 7, IDLE)
-    inputs = InputPacker(CPU, 10, IDLE).pack_decode_rows(plan, rows)
-    assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.indices]
+    inputs = InputPacker(CPU, SlotState(CAPACITY, CPU)).pack_decode_rows(plan, rows)
+    assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.tokens]
+    assert inputs.kinds.tolist() == list(rows.kinds)
     assert inputs.rows.is_contiguous()
     assert inputs.sampled.tolist() == [0, 1, 4]
     assert inputs.sampled_slots.tolist() == list(plan.sampled_slots)
-    assert inputs.sampled_lengths.tolist() == [10, 5, 7]
-    assert inputs.page_entries.tolist() == [1, 32]
-    assert inputs.pages.tolist() == [11, 13]
-
-    state = SlotState(CAPACITY, CPU)
-    state.last_token[:] = torch.arange(50, 51 + IDLE)
-    state.write_input_tokens(inputs.input_tokens)
-    assert state.input_tokens[inputs.rows[2]].tolist() == [53, 51, 100, 101, 102, 56, 56]
-    assert state.last_token.tolist() == list(range(50, 51 + IDLE))
-    state.write_input_tokens(torch.arange(MAX_INPUT_TOKENS))
-    assert state.input_tokens[IDLE + 1 :].tolist() == list(range(MAX_INPUT_TOKENS))
+    # The page table of seven slots with ten pages, then the lengths
+    assert inputs.entries.tolist() == [1, 32, 70]
+    assert inputs.values.tolist() == [11, 13, 7]
 
 
 @pytest.fixture(scope="module", params=["v3", "llama_gqa"])
@@ -159,12 +153,17 @@ def test_decode_rows_compute_the_same_as_chunks(
     for engine in engines:
         put_back(engine, before)
         engine.slots.last_token[:IDLE] = last_tokens
+        for slot, length in decoding:
+            engine.slots.lengths[slot] = length
         launched = engine.forward(plan)
         # Padding rows write to page 0; sampling overwrites the logits
         computed = launched.logits.clone(), cached_rows(engine)[:, 1:]
-        where = launched.slots.tolist(), launched.positions.tolist()
         sampled = engine.sample(launched).wait().tokens
-        seen.append((computed, where, sampled, engine.slots.last_token[:IDLE].tolist()))
+        state = (
+            engine.slots.last_token[:IDLE].tolist(),
+            engine.slots.lengths[list(plan.sampled_slots)].tolist(),
+        )
+        seen.append((computed, launched.slots.tolist(), sampled, state))
     kind = choose_runner(plan, with_graphs.runners.sizes).kind
     assert (kind is RunnerKind.DECODE_GRAPH) == (plan.num_tokens <= 24)
     (want, *wanted), (got, *others) = seen
@@ -182,7 +181,7 @@ def test_requests_get_the_same_tokens(
     script = random_script(3, 60, aborts=False)
     runs, replays = [], []
     for sizes in ([], [1, 2, 4, 8, 12, 16, 24]):
-        engine = Engine(
+        engine = CheckedEngine(
             model,
             capacity,
             device=CPU,

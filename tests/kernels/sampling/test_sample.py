@@ -94,7 +94,7 @@ def test_the_first_of_several_is_taken(op: object) -> None:
 def test_wrong_shapes_are_named() -> None:
     two, three = torch.zeros(2), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(AssertionError, match=r"logits \(2, 9\).*\(3,\)"):
-        sample_triton(torch.zeros(2, 9), three, three, two, three, None, three, three.int())
+        sample_triton(torch.zeros(2, 9), three, three.int(), two, three, None, three, three.int())
 
 
 @given(rows=st.integers(0, 2000), vocab_size=st.integers(1, 300_000))
@@ -111,8 +111,8 @@ def launches() -> None:
             for threshold in (None, torch.empty(32)):
                 for vocab_size in (102_400, 129_280):
                     logits = torch.empty(32, vocab_size, dtype=dtype)
-                    rows, slots = (logits, integers, integers), (torch.empty(64), integers)
-                    sample_triton(*rows, *slots, threshold, integers, integers.int())
+                    slots = integers.int(), torch.empty(64), integers
+                    sample_triton(logits, integers, *slots, threshold, integers, integers.int())
 
 
 def test_compiled_for_sm_90() -> None:

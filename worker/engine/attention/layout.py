@@ -75,8 +75,9 @@ class AttentionBackend(Protocol):
     def prepare_decode(
         self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """Plans on the host the decode rows of the next step, padding included, if the backend needs it. Called before
-        the `plan` of a step, or before a replay of its graph. Does not wait for the device."""
+        """Plans on the host the decode rows of the next step, padding included, if the backend needs it. `lengths`: the
+        bounds of the plan, which are exact while a row gives one token. Called before the `plan` of a step, or before a
+        replay of its graph. Does not wait for the device."""
         del page_table, page_size, slots, lengths
 
     def plan(self, layout: StepLayout) -> StepAttention:

@@ -1,7 +1,7 @@
 """Runs steps of decode rows as CUDA graphs: one launch instead of hundreds.
 
-Such a step reads from the host only the slot, the length and the token index of each row. One kernel before the graph
-looks up the rest, into tensors that the graph reads. So the whole forward pass, head included, is captured once for each
+Such a step reads from the host only the kind, the slot and, of prompt tokens, length and token of each row. One kernel
+before the graph looks up the rest, into tensors that the graph reads. So the whole forward pass, head included, is captured once for each
 size and replayed with other rows. Steps with few prompt tokens run the same way (`decode_rows.py`).
 """
 
@@ -34,10 +34,10 @@ class DecodeGraph:
     looked_up: LookedUp  # inputs of the graph
     output: HeadOutput  # [size, ...], outputs of the graph
 
-    def replay(self, slots: SlotState, rows: Tensor) -> HeadOutput:
-        """Returns the output for `rows` [3, size], whose state is in `slots`. The next replay of any decode graph
-        overwrites the output."""
-        slots.look_up(rows, self.looked_up)
+    def replay(self, slots: SlotState, rows: Tensor, kinds: Tensor) -> HeadOutput:
+        """Returns the output for `rows` [3, size] of `kinds` [size], as of `SlotState.look_up`. The next replay of any
+        decode graph overwrites the output."""
+        slots.look_up(rows, kinds, self.looked_up)
         self.graph.replay()
         return self.output
 
@@ -67,7 +67,7 @@ class DecodeGraphRunner:
 
     def capture_size(self, decode: Decode, size: int, pool: Any) -> DecodeGraph:
         slots = self._forward.slots
-        looked_up = slots.look_up(slots.idle_rows(size))
+        looked_up = slots.idle_rows(size)
         self._forward.prepare_decode((slots.idle_slot,) * size, (1,) * size)
         # The first call compiles kernels and sets up libraries, which a capture does not permit
         decode(looked_up)
@@ -85,11 +85,11 @@ class DecodeGraphRunner:
     def run(self, plan: StepPlan, inputs: DecodeInputs) -> StepLogits:
         del plan
         slots, rows = self._forward.slots, inputs.on_host
-        slots.write_input_tokens(inputs.input_tokens)
         self._forward.prepare_decode(rows.slots, rows.lengths)
-        hidden_states, logits = self._graphs[len(rows.slots)].replay(slots, inputs.rows)
+        graph = self._graphs[len(rows.slots)]
+        hidden_states, logits = graph.replay(slots, inputs.rows, inputs.kinds)
         if rows.first_are_sampled:
             logits = logits[: len(rows.sampled)]
         else:
             logits = logits.index_select(0, inputs.sampled)
-        return StepLogits(logits, inputs.sampled_slots, inputs.sampled_lengths, hidden_states)
+        return StepLogits(logits, inputs.sampled_slots, hidden_states)

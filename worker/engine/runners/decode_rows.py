@@ -1,9 +1,8 @@
 """Expresses a step with few prompt tokens as decode rows, for decode graphs (`decode_graph.py`).
 
 Each layer writes all rows of a step to the KV cache before any row attends, and a row attends to as many tokens as its
-length. So n tokens of a chunk are n decode rows of one slot with the lengths start + 1 .. start + n. Their input tokens
-are not the last tokens of the slot. Therefore each row has an index into the input-token buffer
-(`SlotState.input_tokens`): the last tokens of all slots, then the tokens of the chunks.
+length. So n tokens of a chunk are n rows of one slot with the lengths start + 1 .. start + n in decode attention. Only
+their kind differs: the host knows their tokens.
 
 Such steps compute tokens that a grammar forces, or the end of a prompt with a cached prefix.
 """
@@ -17,12 +16,12 @@ from mla_router.worker.core import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Decode rows, rows of chunks, and padding, in this order, on the host."""
+    """Decode rows, rows of chunks, and padding, in this order, on the host. All lists but the last are [size]."""
 
-    slots: list[int]  # [size]
-    lengths: list[int]  # [size], tokens in the KV cache including the row's token
-    indices: list[int]  # [size], indices of the rows' tokens in the input-token buffer
-    input_tokens: list[int]  # tokens of the chunks, in the buffer from index `idle_slot + 1` on
+    kinds: bytes  # `RowKind`s
+    slots: list[int]
+    lengths: list[int]  # tokens in the KV cache including the row's token, for decode rows a bound
+    tokens: list[int]  # 0 for rows that are not of a chunk
     sampled: list[
         int
     ]  # indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`
@@ -37,7 +36,7 @@ def decode_rows(plan: StepPlan, size: int, idle_slot: int) -> DecodeRows:
     """Returns `plan`, of at most `size` tokens, as `size` rows. Padding rows have length 1 in the idle slot."""
     slots, lengths = list(plan.decode_slots), list(plan.decode_bounds)
     sampled = list(range(len(slots)))
-    tokens: list[int] = []
+    tokens = [0] * len(slots)
     for chunk in plan.chunks:
         slots += [chunk.slot] * len(chunk.tokens)
         lengths += range(chunk.start + 1, chunk.start + len(chunk.tokens) + 1)
@@ -46,6 +45,10 @@ def decode_rows(plan: StepPlan, size: int, idle_slot: int) -> DecodeRows:
             sampled.append(len(slots) - 1)
     spare = size - len(slots)
     assert spare >= 0, f"{len(slots)} rows for {size}"
-    behind = idle_slot + 1
-    indices = [*plan.decode_slots, *range(behind, behind + len(tokens)), *[idle_slot] * spare]
-    return DecodeRows(slots + [idle_slot] * spare, lengths + [1] * spare, indices, tokens, sampled)
+    return DecodeRows(
+        plan.row_kinds(size),
+        slots + [idle_slot] * spare,
+        lengths + [1] * spare,
+        tokens + [0] * spare,
+        sampled,
+    )

@@ -9,6 +9,7 @@ from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import InputPacker, RowInputs
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import ForwardBatch
 
@@ -25,26 +26,23 @@ class EagerRunner:
         return self._packer.pack_rows(plan, rows)
 
     def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
-        attention = self.plan_attention(plan, inputs)
-        tokens, slots, positions = inputs.rows.unbind()
+        rows = self._forward.slots.look_up(inputs.rows, inputs.kinds)
         batch = ForwardBatch(
-            tokens=tokens,
-            positions=positions,
-            out_cache_loc=self._forward.slots.locations(slots, positions),
+            tokens=rows.tokens,
+            positions=rows.positions,
+            out_cache_loc=rows.out_cache_loc,
             num_decodes=len(plan.decode_slots),
-            attention=attention,
+            attention=self.plan_attention(plan, rows),
         )
         return self._forward.run_layers(batch)
 
-    def plan_attention(self, plan: StepPlan, inputs: RowInputs) -> Sequence[StepAttention]:
-        """Returns the attention of the step's rows, without padding. Writes the tokens of its decode rows into
-        `inputs`."""
+    def plan_attention(self, plan: StepPlan, rows: LookedUp) -> Sequence[StepAttention]:
+        """Returns the attention of the step's `rows`, without padding."""
         forward, decodes = self._forward, len(plan.decode_slots)
         if decodes:
             forward.prepare_decode(plan.decode_slots, plan.decode_bounds)
-            forward.slots.read_last_tokens(inputs.rows, decodes)
         chunks = [ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks]
         longest = max(plan.decode_bounds, default=0)
         return forward.attention.plan(
-            forward.layout(chunks, inputs.rows[1, :decodes], inputs.decode_lengths, longest)
+            forward.layout(chunks, rows.slots[:decodes], rows.lengths[:decodes], longest)
         )

@@ -32,7 +32,7 @@ class ForwardPass:
         self.attention = attention
         self.capacity = capacity
         self._caches = kv_cache.layers
-        self._no_slots = slots.input_tokens[:0]
+        self._no_slots = slots.last_token[:0]
         self._no_lengths = self._no_slots.to(torch.int32)
 
     @property

@@ -34,7 +34,6 @@ class StepLogits(NamedTuple):
 
     logits: Tensor  # [R, vocab_size] float32; sampling overwrites them
     slots: Tensor  # [R] int64
-    positions: Tensor  # [R] int64, positions of the tokens to sample
     # [N, hidden_size], the input of the head: all rows of a decode graph, padding included; otherwise the sampled rows,
     # then the prompt rows with logprobs
     hidden_states: Tensor

@@ -24,6 +24,7 @@ from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.engine.runners.eager import EagerRunner
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
 
@@ -42,20 +43,20 @@ class Cut:
 class PiecewiseGraph:
     """The captured graphs of one size, with a cut between each two."""
 
-    rows: Tensor  # [3, size] int64, input of the first graph
-    out_cache_loc: Tensor  # [size] int64, output of the first graph
+    looked_up: LookedUp  # [size] each, inputs of the graphs
     graphs: list[torch.cuda.CUDAGraph]
     cuts: list[Cut]
     output: LayerOutput  # [size, hidden_size], output of the last graph
 
     def replay(
-        self, inputs: Tensor, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
+        self, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
     ) -> LayerOutput:
-        """Returns the output of the first `rows` rows of `inputs` [3, size] int64: tokens, slots, positions. The next
-        replay of any piecewise graph overwrites the output."""
-        self.rows.copy_(inputs)
-        tokens, _, positions = self.rows.unbind()
-        batch = ForwardBatch(tokens, positions, self.out_cache_loc, num_decodes, attention)
+        """Returns the output of the first `rows` rows of `looked_up`. The next replay of any piecewise graph overwrites
+        the output."""
+        inputs = self.looked_up
+        batch = ForwardBatch(
+            inputs.tokens, inputs.positions, inputs.out_cache_loc, num_decodes, attention
+        )
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             own_rows = tuple(tensor[:rows] for tensor in cut.rows)
@@ -88,7 +89,7 @@ class PiecewiseRunner:
         )
 
     def _capture_size(self, size: int, stream: torch.cuda.Stream, pool: Any) -> PiecewiseGraph:
-        rows = self._idle_rows(size)
+        rows = self._forward.slots.idle_rows(size)
         # The first call compiles kernels and sets up libraries, which a capture does not permit
         self._forward.run_layers(self._batch(_Unattended, rows))
         torch.cuda.synchronize(self._forward.device)
@@ -108,25 +109,17 @@ class PiecewiseRunner:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             begin()
-            batch = self._batch(Cutting, rows)
-            output = self._forward.run_layers(batch)
+            output = self._forward.run_layers(self._batch(Cutting, rows))
             graphs[-1].capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         output = LayerOutput(*map(alias, output))
-        return PiecewiseGraph(rows, batch.out_cache_loc, graphs, cuts, output)
+        return PiecewiseGraph(rows, graphs, cuts, output)
 
-    def _idle_rows(self, size: int) -> Tensor:
-        """Returns [3, size] int64: tokens, slots and positions of padding rows."""
-        rows = torch.zeros(3, size, dtype=torch.int64, device=self._forward.device)
-        rows[1] = self._forward.slots.idle_slot
-        return rows
-
-    def _batch(self, kind: type[ForwardBatch], rows: Tensor) -> ForwardBatch:
-        tokens, slots, positions = rows.unbind()
+    def _batch(self, kind: type[ForwardBatch], rows: LookedUp) -> ForwardBatch:
         return kind(
-            tokens=tokens,
-            positions=positions,
-            out_cache_loc=self._forward.slots.locations(slots, positions),
+            tokens=rows.tokens,
+            positions=rows.positions,
+            out_cache_loc=rows.out_cache_loc,
             num_decodes=0,
             attention=self._forward.attention.plan(self._forward.layout()),
         )
@@ -135,12 +128,12 @@ class PiecewiseRunner:
         return self._eager.pack(plan, rows)
 
     def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
-        attention = self._eager.plan_attention(plan, inputs)
-        return self._graphs[inputs.rows.shape[1]].replay(
-            inputs.rows,
+        graph = self._graphs[inputs.rows.shape[1]]
+        rows = self._forward.slots.look_up(inputs.rows, inputs.kinds, graph.looked_up)
+        return graph.replay(
             rows=plan.num_tokens,
             num_decodes=len(plan.decode_slots),
-            attention=attention,
+            attention=self._eager.plan_attention(plan, rows),
         )
 
 

@@ -22,10 +22,10 @@ class Inputs(Protocol):
     """A packed step: the fields that the inputs of every runner have."""
 
     @property
-    def page_entries(self) -> Tensor: ...
+    def entries(self) -> Tensor: ...
 
     @property
-    def pages(self) -> Tensor: ...
+    def values(self) -> Tensor: ...
 
 
 I = TypeVar("I", bound=Inputs)
@@ -39,7 +39,7 @@ class Runner(Protocol[I]):
         ...
 
     def run(self, plan: StepPlan, inputs: I) -> LayerOutput | StepLogits:
-        """Launches the step. Its new pages must be in the page table."""
+        """Launches the step. Its writes to the state of the slots must be launched."""
         ...
 
 

@@ -48,7 +48,8 @@ class SlotFeatures:
     def of(self, plan: StepPlan) -> RowFeatures:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        positions = np.array([*plan.decode_bounds, *ends], dtype=np.int64)  # of the new tokens
+        # Of the new tokens. The bounds are exact, because the sampling gives one token a row
+        positions = np.array([*plan.decode_bounds, *ends], dtype=np.int64)
         penalized, filtered, with_logprobs, restricted = self._flags[:, slots]
         rows_with_logprobs = np.flatnonzero(with_logprobs)
         return RowFeatures(

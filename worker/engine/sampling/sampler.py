@@ -63,18 +63,18 @@ class Sampler:
         self,
         logits: Tensor,
         slots: Tensor,
-        positions: Tensor,
         plan: StepPlan,
         masks: TokenMasks | None,
         *,
+        lengths: Tensor,
         last_token: Tensor,
         out: Tensor,
     ) -> RowLogprobs | None:
         """Samples a token for each of the R sampled rows of `plan`, and returns their logprobs, if requested.
 
-        `logits` [R, V] float32 are overwritten. `slots` and `positions` [R] int64: slots of the rows, and positions of
-        the tokens to sample. Writes the tokens to `out` [R] int32 (NO_TOKEN for a row without a token) and, by slot, to
-        `last_token` [num_slots] int64 (0 for such a row).
+        `logits` [R, V] float32 are overwritten. `slots` [R] int64: slots of the rows. `lengths` [num_slots] int32: tokens
+        of each slot, which the step increases by its token. Writes the tokens to `out` [R] int32 (NO_TOKEN for a row
+        without a token) and, by slot, to `last_token` [num_slots] int64 (0 for such a row).
         """
         features = self.features.of(plan)
         penalized, biased, restricted, with_logprobs, masked, bits = self._upload(
@@ -96,7 +96,8 @@ class Sampler:
         # Logprobs are of the masked logits, before biases and penalties
         own = logits.index_select(0, with_logprobs) if len(with_logprobs) else None
         for rows in _slices(biased):
-            _put(logits, rows, self._bias.add(_get(logits, rows), slots[rows], positions[rows]))
+            of = slots[rows]
+            _put(logits, rows, self._bias.add(_get(logits, rows), of, lengths[of]))
         for rows in _slices(penalized):
             params = self._params.of(slots[rows])
             _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], params))
@@ -112,7 +113,7 @@ class Sampler:
                 params.min_p,
             )
         temperature, seed = self._params.temperature, self._params.seed
-        sample(logits, slots, positions, temperature, seed, threshold, last_token, out)
+        sample(logits, slots, lengths, temperature, seed, threshold, last_token, out)
         if len(penalized):
             owners = slots[penalized]
             self._counts.add(owners, last_token[owners])

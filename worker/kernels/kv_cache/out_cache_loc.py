@@ -1,4 +1,4 @@
-"""The cache rows of new tokens (slot_mapping in vLLM), and the other inputs of decode rows. Both are looked up once a
+"""The cache rows of new tokens (slot_mapping in vLLM), and the other inputs of a step's rows. Both are looked up once a
 step, for all layers.
 
 They are a few integers a row. Plain torch operations would be ten kernels, which take a decode step of one request
@@ -14,28 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 _BLOCK = 128
 
 
 class LookedUp(NamedTuple):
-    """The inputs of B decode rows, [B] each."""
+    """The inputs of B rows, [B] each."""
 
     slots: Tensor  # int64
     lengths: Tensor  # int32, tokens in the cache including the row's own
     tokens: Tensor  # int64
     positions: Tensor  # int64, of the row's token: length - 1
     out_cache_loc: Tensor  # int64, the cache row of the row's token: page * page_size + offset
-
-
-def compute_out_cache_loc(
-    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
-) -> Tensor:
-    """Returns the rows in the flattened cache, [T] int64, of tokens at `positions` [T] int64 of the requests in `slots`
-    [T] int64. page_table [all slots, P] int32."""
-    locate = compute_out_cache_loc_triton if page_table.is_cuda else compute_out_cache_loc_torch
-    return locate(page_table, slots, positions, page_size=page_size)
 
 
 def prompt_out_cache_loc(
@@ -49,20 +41,27 @@ def prompt_out_cache_loc(
 
 def look_up(
     rows: Tensor,
-    tokens: Tensor,
+    kinds: Tensor,
+    last_token: Tensor,
+    lengths: Tensor,
     page_table: Tensor,
     *,
     page_size: int,
     into: LookedUp | None = None,
 ) -> LookedUp:
-    """Returns the inputs of decode rows. `rows` [3, B] int64, contiguous: slots, lengths, and indices in the input-token
-    buffer `tokens` [N] int64. page_table [all slots, P] int32. `into`: tensors of B rows to write to."""
+    """Returns the inputs of rows of any kind. `kinds` [B] int8: their `RowKind`s. `rows` [3, B] int64, contiguous: slots,
+    lengths and tokens.
+
+    A row of a chunk has its length and token in `rows`. A decode row has those of its slot: in `lengths` [all slots]
+    int32, but at most that of `rows`, beyond which its slot may have no pages; and in `last_token` [all slots] int64. An
+    idle row has length 1 and location 0. page_table [all slots, P] int32. `into`: tensors of B rows to write to.
+    """
     op = look_up_triton if page_table.is_cuda else look_up_torch
-    return op(rows, tokens, page_table, page_size=page_size, into=into)
+    return op(rows, kinds, last_token, lengths, page_table, page_size=page_size, into=into)
 
 
-def compute_out_cache_loc_torch(
-    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
+def _locations_torch(
+    page_table: Tensor, slots: Tensor, positions: Tensor, page_size: int
 ) -> Tensor:
     page = page_table[slots, positions // page_size].to(torch.int64)
     return page * page_size + positions % page_size
@@ -75,51 +74,40 @@ def prompt_out_cache_loc_torch(
     positions = torch.arange(rows, device=prompt.device)
     exists = positions < length
     positions = torch.where(exists, positions, 0)
-    at = compute_out_cache_loc_torch(page_table, slot.expand(rows), positions, page_size=page_size)
+    at = _locations_torch(page_table, slot.expand(rows), positions, page_size)
     return torch.where(exists, at, 0)
 
 
 def look_up_torch(
     rows: Tensor,
-    tokens: Tensor,
+    kinds: Tensor,
+    last_token: Tensor,
+    lengths: Tensor,
     page_table: Tensor,
     *,
     page_size: int,
     into: LookedUp | None = None,
 ) -> LookedUp:
-    slots, lengths, places = rows.unbind()
-    positions = lengths - 1
-    out_cache_loc = compute_out_cache_loc_torch(page_table, slots, positions, page_size=page_size)
-    found = LookedUp(slots, lengths.to(torch.int32), tokens[places], positions, out_cache_loc)
+    slots, own_lengths, own_tokens = rows.unbind()
+    is_decode, is_idle = kinds == RowKind.DECODE, kinds == RowKind.IDLE
+    own_lengths = torch.where(
+        is_decode, torch.minimum(lengths[slots].long(), own_lengths), own_lengths
+    )
+    positions = torch.where(is_idle, 0, own_lengths - 1)
+    tokens = torch.where(is_decode, last_token[slots], own_tokens)
+    out_cache_loc = _locations_torch(page_table, slots, positions, page_size)
+    found = LookedUp(
+        slots,
+        (positions + 1).to(torch.int32),
+        tokens,
+        positions,
+        torch.where(is_idle, 0, out_cache_loc),
+    )
     if into is None:
         return found
     for there, here in zip(into, found, strict=True):
         there.copy_(here)
     return into
-
-
-def compute_out_cache_loc_triton(
-    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
-) -> Tensor:
-    assert slots.shape == positions.shape and page_table.stride(1) == 1, (
-        f"slots {tuple(slots.shape)}, positions {tuple(positions.shape)}, {page_table.stride()}"
-    )
-    assert slots.is_contiguous() and positions.is_contiguous(), (
-        f"strides {slots.stride()}, {positions.stride()}"
-    )
-    out = torch.empty_like(slots)
-    _locations_kernel[(triton.cdiv(len(slots), _BLOCK),)](
-        page_table,
-        slots,
-        positions,
-        out,
-        len(slots),
-        page_table.stride(0),
-        PAGE_SIZE=page_size,
-        BLOCK=_BLOCK,
-        **launch_options(),
-    )
-    return out
 
 
 def prompt_out_cache_loc_triton(
@@ -144,16 +132,24 @@ def prompt_out_cache_loc_triton(
 
 def look_up_triton(
     rows: Tensor,
-    tokens: Tensor,
+    kinds: Tensor,
+    last_token: Tensor,
+    lengths: Tensor,
     page_table: Tensor,
     *,
     page_size: int,
     into: LookedUp | None = None,
 ) -> LookedUp:
+    count = rows.shape[1]
     assert rows.is_contiguous() and rows.shape[0] == 3 and page_table.stride(1) == 1, (
         f"rows {tuple(rows.shape)} {rows.stride()}, page_table {page_table.stride()}"
     )
-    count = rows.shape[1]
+    assert (kinds.shape, kinds.dtype) == ((count,), torch.int8) and kinds.is_contiguous(), (
+        f"{count} rows, kinds {tuple(kinds.shape)} {kinds.dtype}"
+    )
+    assert last_token.stride() == lengths.stride() == (1,), (
+        f"strides {last_token.stride()}, {lengths.stride()}"
+    )
     if into is None:
         into = LookedUp(
             *(
@@ -166,7 +162,9 @@ def look_up_triton(
     )
     _look_up_kernel[(triton.cdiv(count, _BLOCK),)](
         rows,
-        tokens,
+        kinds,
+        last_token,
+        lengths,
         page_table,
         *into,
         count,
@@ -178,28 +176,7 @@ def look_up_triton(
     return into
 
 
-# The alignment of a step's integers varies: specialized on it, a kernel would be compiled under load.
-@triton.jit(
-    do_not_specialize=["count", "table_stride"],
-    do_not_specialize_on_alignment=["slots", "positions"],
-)
-def _locations_kernel(
-    page_table,
-    slots,
-    positions,
-    out,
-    count,
-    table_stride,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    wait_for_previous()
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
-    slot = tl.load(slots + row, inside, other=0)
-    position = tl.load(positions + row, inside, other=0)
-    at = _location(page_table, table_stride, slot, position, inside, PAGE_SIZE)
-    tl.store(out + row, at, inside)
+_DECODE, _IDLE = (tl.constexpr(int(kind)) for kind in (RowKind.DECODE, RowKind.IDLE))
 
 
 @triton.jit(do_not_specialize=["count", "table_stride"])
@@ -220,17 +197,20 @@ def _prompt_locations_kernel(
     tl.store(out + row, tl.where(exists, at, 0), row < count)
 
 
+# The alignment of a step's integers varies: specialized on it, a kernel would be compiled under load.
 @triton.jit(
     do_not_specialize=["count", "table_stride"],
-    do_not_specialize_on_alignment=["rows"],
+    do_not_specialize_on_alignment=["rows", "kinds", "slot_lengths"],
 )
 def _look_up_kernel(
     rows,
-    tokens,
+    kinds,
+    last_token,
+    slot_lengths,
     page_table,
     slots,
     lengths,
-    row_tokens,
+    tokens,
     positions,
     out_cache_loc,
     count,
@@ -241,14 +221,20 @@ def _look_up_kernel(
     wait_for_previous()
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < count
+    kind = tl.load(kinds + row, inside, other=_IDLE)
     slot = tl.load(rows + row, inside, other=0)
     length = tl.load(rows + count + row, inside, other=1)
-    place = tl.load(rows + 2 * count + row, inside, other=0)
-    at = _location(page_table, table_stride, slot, length - 1, inside, PAGE_SIZE)
+    token = tl.load(rows + 2 * count + row, inside, other=0)
+    is_decode, is_idle = kind == _DECODE, kind == _IDLE
+    known = tl.load(slot_lengths + slot, is_decode, other=1)
+    last = tl.load(last_token + slot, is_decode, other=0)
+    length = tl.where(is_decode, tl.minimum(known.to(tl.int64), length), length)
+    position = tl.where(is_idle, 0, length - 1)
+    at = _location(page_table, table_stride, slot, position, kind != _IDLE, PAGE_SIZE)
     tl.store(slots + row, slot, inside)
-    tl.store(lengths + row, length.to(tl.int32), inside)
-    tl.store(row_tokens + row, tl.load(tokens + place, inside, other=0), inside)
-    tl.store(positions + row, length - 1, inside)
+    tl.store(lengths + row, (position + 1).to(tl.int32), inside)
+    tl.store(tokens + row, tl.where(is_decode, last, token), inside)
+    tl.store(positions + row, position, inside)
     tl.store(out_cache_loc + row, at, inside)
 
 

@@ -25,7 +25,7 @@ _BLOCK = 1024
 def sample(
     logits: Tensor,
     slots: Tensor,
-    positions: Tensor,
+    lengths: Tensor,
     temperature: Tensor,
     seed: Tensor,
     threshold: Tensor | None,
@@ -35,27 +35,28 @@ def sample(
     """Writes the token with the largest score of each row of `logits` [R, V] float32 or bfloat16, the first of equal
     ones; NO_TOKEN if the score is not finite, or if the row has a NaN. Writes to `out` [R] int32, which may be pinned
     memory of the host, and to `last_token` [S] int64 at the rows' `slots` [R] int64, which are distinct; there 0 stands
-    for NO_TOKEN, since the next step may read it.
+    for NO_TOKEN, since the next step may read it. Adds 1 to `lengths` [S] int32 at the same slots: their tokens before
+    the new ones, so the positions of these.
 
     `temperature` [S] float32 is 0 for slots whose scores are the logits. The noise of the other slots follows from
-    `seed` [S] int64 and from `positions` [R] int64 of the new tokens. `threshold` [R] float32, if given, excludes
-    smaller logits from a draw. The arithmetic is float32.
+    `seed` [S] int64 and the position. `threshold` [R] float32, if given, excludes smaller logits from a draw. The
+    arithmetic is float32.
     """
     op = sample_triton if logits.is_cuda else sample_torch
-    op(logits, slots, positions, temperature, seed, threshold, last_token, out)
+    op(logits, slots, lengths, temperature, seed, threshold, last_token, out)
 
 
 def sample_torch(
     logits: Tensor,
     slots: Tensor,
-    positions: Tensor,
+    lengths: Tensor,
     temperature: Tensor,
     seed: Tensor,
     threshold: Tensor | None,
     last_token: Tensor,
     out: Tensor,
 ) -> None:
-    temperature, seed = temperature[slots], seed[slots]
+    temperature, seed, positions = temperature[slots], seed[slots], lengths[slots].long()
     best, token = logits.float().max(dim=-1)
     rows = (temperature > 0).nonzero()[:, 0]
     if len(rows):
@@ -67,13 +68,14 @@ def sample_torch(
         best[rows], token[rows] = scores.max(dim=-1)
     token = torch.where(best.isfinite(), token, NO_TOKEN)
     last_token[slots] = token.clamp_min(0)
+    lengths[slots] += 1
     out.copy_(token)
 
 
 def sample_triton(
     logits: Tensor,
     slots: Tensor,
-    positions: Tensor,
+    lengths: Tensor,
     temperature: Tensor,
     seed: Tensor,
     threshold: Tensor | None,
@@ -84,12 +86,12 @@ def sample_triton(
 ) -> None:
     """Finds the best token of each slice of a row, then the best of these."""
     rows, vocab_size = logits.shape
-    per_row = (slots, positions, slots if threshold is None else threshold, out)
-    per_slot = (temperature, seed, last_token)
+    per_row = (slots, slots if threshold is None else threshold, out)
+    per_slot = (lengths, temperature, seed, last_token)
     assert logits.stride(1) == 1 and all(
         x.shape == (rows,) and x.stride() == (1,) for x in per_row
     ), (
-        f"logits {tuple(logits.shape)} {logits.stride()}, slots, positions, threshold, out "
+        f"logits {tuple(logits.shape)} {logits.stride()}, slots, threshold, out "
         f"{[(tuple(x.shape), x.stride()) for x in per_row]}"
     )
     assert all(x.stride() == (1,) for x in per_slot), f"{[x.stride() for x in per_slot]}"
@@ -99,7 +101,7 @@ def sample_triton(
     _best_of_slice_kernel[(rows, slices)](
         logits,
         slots,
-        positions,
+        lengths,
         temperature,
         seed,
         temperature if threshold is None else threshold,
@@ -117,6 +119,7 @@ def sample_triton(
         best,
         token,
         slots,
+        lengths,
         last_token,
         out,
         slices,
@@ -137,12 +140,12 @@ def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
 
 # The alignment of a batch's numbers varies: specialized on it, a kernel would be compiled under load.
 @triton.jit(
-    do_not_specialize_on_alignment=["slots", "positions", "temperatures", "seeds", "thresholds"],
+    do_not_specialize_on_alignment=["slots", "lengths", "temperatures", "seeds", "thresholds"],
 )
 def _best_of_slice_kernel(
     logits,
     slots,
-    positions,
+    lengths,
     temperatures,
     seeds,
     thresholds,
@@ -158,7 +161,7 @@ def _best_of_slice_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     temperature = tl.load(temperatures + slot)
-    noise_row = _noise_row(tl.load(seeds + slot), tl.load(positions + row))
+    noise_row = _noise_row(tl.load(seeds + slot), tl.load(lengths + slot))
     best_score = tl.full((), float("-inf"), tl.float32)
     best_token = part * width  # if all logits of the slice are -inf
     for start in range(part * width, min((part + 1) * width, vocab_size), BLOCK):
@@ -186,10 +189,18 @@ def _best_of_slice_kernel(
 
 @triton.jit(
     do_not_specialize=["slices"],
-    do_not_specialize_on_alignment=["slots", "last_token", "out"],
+    do_not_specialize_on_alignment=["slots", "lengths", "last_token", "out"],
 )
 def _best_of_row_kernel(
-    best, token, slots, last_token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr
+    best,
+    token,
+    slots,
+    lengths,
+    last_token,
+    out,
+    slices,
+    MAX_SLICES: tl.constexpr,
+    NONE: tl.constexpr,
 ):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -199,7 +210,9 @@ def _best_of_row_kernel(
     found = tl.load(token + row * slices + place)
     finite = (best_score > float("-inf")) & (best_score < float("inf"))
     tl.store(out + row, tl.where(finite, found, NONE))
-    tl.store(last_token + tl.load(slots + row), tl.where(finite, found, 0).to(tl.int64))
+    slot = tl.load(slots + row)
+    tl.store(last_token + slot, tl.where(finite, found, 0).to(tl.int64))
+    tl.store(lengths + slot, tl.load(lengths + slot) + 1)
 
 
 # `noise.py` with unsigned numbers, whose right shifts are logical.

@@ -1,0 +1,13 @@
+"""An engine that compares the lengths on the device with those of each plan."""
+
+from __future__ import annotations
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.engine import Engine, ForwardOutput
+
+
+class CheckedEngine(Engine):
+    def forward(self, plan: StepPlan) -> ForwardOutput:
+        launched = super().forward(plan)
+        self.slots.check(plan)
+        return launched
