@@ -109,7 +109,7 @@ test-clients: build ## clients that others wrote, unchanged, from PyPI (10 minut
 	$(BIN)/python tests/clients/run.py $(ARGS)
 
 .PHONY: test-peers
-test-peers: build ## server tests of vLLM and of SGLang's router, unmodified, from PyPI; ARGS="vllm -k logprobs"
+test-peers: build ## server tests of vLLM and of SGLang's router, unmodified, from PyPI, and with SGLANG_SRC=DIR of SGLang; ARGS="vllm -k logprobs"
 	$(BIN)/python tests/peers/run.py $(ARGS)
 
 .PHONY: sizes

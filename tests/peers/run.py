@@ -4,6 +4,7 @@
     make test-peers ARGS="vllm -k logprobs"        # some tests of one suite
     make test-peers ARGS="vllm --file test_chat*"  # some files of one suite
     SGLANG_SRC=DIR make test-peers ARGS=sglang     # SGLang's, from a checkout of its repository: no package has them
+    SGLANG_SRC=DIR make test-peers ARGS="sglang-context --file test_scheduler*"   # those that need a long context
 
 A suite is named in `suites.toml`: where its tests come from, which files apply, which tests are expected to
 fail, and which may, with the reason of each. Their imports of the engine under test are answered by `standins.py`,
@@ -17,6 +18,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,6 +48,10 @@ class Suite:
     path: str = ""  # folder of the sources that the tests import from
     url: str = ""  # of a source package
     sha256: str = ""
+    flags: list[str] = field(default_factory=list)  # of the server, besides those of the tests
+    # Changes to the small model's config.json, for tests that ask for long contexts or many tokens and not for good
+    # answers: the weights are random.
+    config: dict[str, int] = field(default_factory=dict)
     variable: str = ""  # of the environment, which names the folder
 
     def sources(self) -> Path | None:
@@ -78,6 +84,23 @@ def _first(reasons: dict[str, str], test: str) -> str | None:
     return next(found, None)
 
 
+def random_model(name: str, config: dict[str, int]) -> Path:
+    """Writes the small model's config.json with the changes of `config`, and its tokenizer with as many tokens."""
+    small, folder = ROOT / "worker/model/small", CACHE / f"{name}-model"
+    folder.mkdir(exist_ok=True)
+    for file in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
+        shutil.copy(small / file, folder)
+    changed = json.loads((small / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(changed))
+    tokenizer = json.loads((small / "tokenizer.json").read_text())
+    # No merge makes these tokens of text: they are sampled, and sent as ids.
+    vocabulary = tokenizer["model"]["vocab"]
+    taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocabulary |= {f"Ġw{i}": i for i in range(changed["vocab_size"]) if i not in taken}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
 def suites() -> list[Suite]:
     with (HERE / "suites.toml").open("rb") as file:
         return [Suite(name=name, **fields) for name, fields in tomllib.load(file).items()]
@@ -107,6 +130,10 @@ def run(suite: Suite, sources: Path, files: list[str], arguments: list[str]) -> 
         "PEER_LOGS": str(CACHE),
         "HF_HUB_OFFLINE": "1",
     }
+    flags = list(suite.flags)
+    if suite.config:
+        flags += [f"--model-path={random_model(suite.name, suite.config)}", "--load-format=dummy"]
+    environment["PEER_SERVER_FLAGS"] = json.dumps(flags)
     log = CACHE / f"{suite.name}.log"
     with log.open("w") as output:
         subprocess.run(

@@ -7,6 +7,7 @@ tests, in which nothing of this project is installed.
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import importlib.abc
@@ -43,6 +44,13 @@ FLAGS = {
     "--served-model-name": ("--served-model-name", True),
     "--max-running-requests": ("--max-running-requests", True),
     "--max-queued-requests": ("--max-queued-requests", True),
+    "--chunked-prefill-size": ("--chunked-prefill-size", True),
+    "--max-total-tokens": ("--max-total-tokens", True),
+    "--schedule-policy": ("--schedule-policy", True),
+    "--tokenizer-worker-num": ("--tokenizer-worker-num", True),
+    "--enable-priority-scheduling": ("--enable-priority-scheduling", False),
+    "--disable-overlap-schedule": ("--disable-overlap-schedule", False),
+    "--disable-radix-cache": ("--disable-radix-cache", False),
     "--tool-call-parser": (None, True),  # ours is the small model's own
     "--reasoning-parser": (None, True),
     "--enable-cache-report": ("--enable-cache-report", False),
@@ -71,7 +79,7 @@ class Server:
 
     DUMMY_API_KEY = "token-abc123"
     # Sampling has a fixed seed by default in vLLM, and a random one here: each run must get the same answers.
-    OWN_FLAGS = ("--random-seed=1",)
+    OWN_FLAGS = ("--random-seed=1", *json.loads(os.environ["PEER_SERVER_FLAGS"]))
 
     def __init__(self, model: str, args: Sequence[str] = (), **options: Any) -> None:
         self.host = "127.0.0.1"
@@ -83,6 +91,9 @@ class Server:
             ours, takes_value = FLAGS.get(name, (None, False))
             if ours is not None:
                 flags += [ours, given or value] if takes_value else [ours]
+            if name == "--max-queued-requests":
+                # The router would wait for a busy worker; these tests want the worker's own refusal.
+                flags.append("--router-queue-size=0")
         environment = os.environ | {"PYTHONPATH": os.environ["PEER_SERVER_PATH"]}
         self._log = (Path(os.environ["PEER_LOGS"]) / f"server-{self.port}.log").open("w")
         self.process = subprocess.Popen(
@@ -132,6 +143,9 @@ class Server:
         return anthropic.AsyncAnthropic(
             base_url=self.url_root, api_key=self.DUMMY_API_KEY, max_retries=0, timeout=600
         )
+
+    def poll(self) -> int | None:
+        return self.process.poll()
 
     def stop(self) -> None:
         _running.pop(self.pid, None)
@@ -216,6 +230,34 @@ class _Platform:
         return lambda *_, **__: False
 
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def functions_of(file: str, *names: str) -> dict[str, Any]:
+    """Returns functions of a module that cannot be imported without its engine; nothing if the sources lack the file.
+
+    Runs the source of these functions and the module's imports of packages other than engines.
+    """
+    path = Path(os.environ["PEER_SOURCES"], file)
+    if not path.exists():
+        return {}
+    scope: dict[str, Any] = {"__name__": path.stem}
+    for node in ast.parse(path.read_text()).body:
+        code = compile(ast.Module([node], []), str(path), "exec")
+        if isinstance(node, DEFINITIONS) and node.name in names:
+            exec(code, scope)  # noqa: S102 (their tests run here as well)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and not _imports_engine(node):
+            with contextlib.suppress(ImportError):  # of a package that these functions do not need
+                exec(code, scope)  # noqa: S102
+    return {name: scope[name] for name in names}
+
+
+def _imports_engine(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [alias.name for alias in node.names]
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+    return any(module.partition(".")[0] in ENGINES for module in modules)
+
+
 REAL: dict[str, dict[str, Any]] = {
     "tests.utils": {
         "RemoteOpenAIServer": Server,
@@ -226,10 +268,11 @@ REAL: dict[str, dict[str, Any]] = {
     "vllm.transformers_utils.repo_utils": {"hf_api": lambda: _Hub()},
     "vllm.platforms": {"current_platform": _Platform()},
     "vllm.tokenizers": {"get_tokenizer": tokenizer},
-    "sglang.srt.utils": {"kill_process_tree": kill_process_tree},
+    "sglang.srt.utils": {"kill_process_tree": kill_process_tree, "is_hip": lambda: False},
     "sglang.srt.utils.hf_transformers_utils": {"get_tokenizer": tokenizer},
     "sglang.test.test_utils": {
         "CustomTestCase": unittest.TestCase,
+        "kill_process_tree": kill_process_tree,
         "popen_launch_server": popen_launch_server,
         "DEFAULT_URL_FOR_TEST": f"http://127.0.0.1:{free_port()}",
         "DEFAULT_TIMEOUT_FOR_SERVER_LAUNCH": START_S,
@@ -238,6 +281,15 @@ REAL: dict[str, dict[str, Any]] = {
         "is_in_ci": lambda: False,
         "is_in_amd_ci": lambda: False,
         "is_rust_server_built": lambda: False,
+        "STDOUT_FILENAME": str(Path(os.environ["PEER_LOGS"]) / "stdout.txt"),
+        "STDERR_FILENAME": str(Path(os.environ["PEER_LOGS"]) / "stderr.txt"),
+        **functions_of(
+            "sglang/test/test_utils.py",
+            "run_logprob_check",
+            "send_generate_requests",
+            "send_concurrent_generate_requests",
+            "send_concurrent_generate_requests_with_custom_params",
+        ),
     },
     "sglang.srt.sampling.custom_logit_processor": {"CustomLogitProcessor": _Base},
     "sglang.test.ci.ci_register": {
