@@ -13,7 +13,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Largest number of threads. 100,000 requests a second keep fewer busy, and the other cores of a GPU host belong
+/// Maximum number of threads. 100,000 requests a second keep fewer busy, and the other cores of a GPU host belong
 /// to the workers.
 pub(crate) const MAX_CORES: usize = 16;
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::window::{SECONDS, Window};
 
-/// Largest value for Retry-After in seconds. A longer one would not follow from the present load.
+/// Maximum value for Retry-After in seconds. A longer one would not follow from the present load.
 const MAX_RETRY_AFTER: u64 = 60;
 
 /// Counts the requests that leave the queue for a worker.
@@ -47,8 +47,8 @@ impl Outflow {
         is_reliable.then(|| wait(waiting, left, span))
     }
 
-    /// Returns the number of requests that have left since the queue was last empty, and the time since then. Both cover
-    /// at most the last ten seconds.
+    /// Returns the number of requests that have left since the queue was last empty, and the time since then. Both
+    /// cover at most the last ten seconds.
     fn lately(&self, now: Instant) -> (u32, Duration) {
         let since = *self.since.lock();
         let (left, span) = self.left.since(since, now);

@@ -14,10 +14,10 @@ use crate::engine::{
     transcript::{self, Transcript},
 };
 
-/// Largest length of the opaque value in bytes.
+/// Maximum length of the opaque value in bytes.
 const MAX_ANSWER: usize = 512;
 
-/// Largest number of continuations of a stream. A request that breaks more workers is probably the cause itself.
+/// Maximum number of continuations of a stream. A request that breaks more workers is probably the cause itself.
 const MAX_REPLAYS: u32 = 3;
 
 /// The continuation state of one stream.

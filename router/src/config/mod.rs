@@ -151,7 +151,7 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", default_value = "30", help_heading = SERVING)]
     pub body_read_timeout_secs: Seconds,
 
-    /// Least mean rate of a request body in bytes a second, beyond --body-read-timeout-secs; then 408
+    /// Minimum mean rate of a request body in bytes a second, beyond --body-read-timeout-secs; then 408
     #[arg(long, value_name = "BYTES", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..), help_heading = SERVING)]
     pub body_min_rate: u32,
 
@@ -206,12 +206,12 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", default_value = "1800", help_heading = FAILURES)]
     pub request_timeout_secs: Seconds,
 
-    /// Least wait for the first byte of a stream before another worker gets the request; a long prompt or a long
+    /// Minimum wait for the first byte of a stream before another worker gets the request; a long prompt or a long
     /// queue extends it
     #[arg(long, value_name = "SECONDS", default_value = "10", help_heading = FAILURES)]
     pub first_token_timeout_secs: Seconds,
 
-    /// Least pause after which a stream counts as stuck; two fifths of it if the worker sends other streams. A slow
+    /// Minimum pause after which a stream counts as stuck; two fifths of it if the worker sends other streams. A slow
     /// stream extends it
     #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = FAILURES)]
     pub inter_token_timeout_secs: Seconds,

@@ -17,14 +17,14 @@ use crate::{
 /// tokens per byte.
 const SLACK: f64 = 6.0;
 
-/// Least number of predicted blocks, recently used, of a prompt that is evidence of a restart when nothing of it
+/// Minimum number of predicted blocks, recently used, of a prompt that is evidence of a restart when nothing of it
 /// was cached.
 const RESTART_BLOCKS: u32 = 32;
 
 /// Number of such prompts that prove a restart, unless an older prefix is found cached in between.
 const RESTART_RUN: u32 = 3;
 
-/// Least factor by which one miss shrinks the capacity. Small steps are enough for a cache that is smaller than
+/// Minimum factor by which one miss shrinks the capacity. Small steps are enough for a cache that is smaller than
 /// reported, because misses repeat. A restart looks the same for a few requests and must not cost much.
 const SHRINK: f64 = 0.9;
 

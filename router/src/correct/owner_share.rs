@@ -13,14 +13,14 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Factor by which each observation reduces the weight of the earlier ones.
 const DECAY: f64 = 0.98;
 
-/// Least total weight of the observations for a result. A single observation counts for one minute: a higher bound
+/// Minimum total weight of the observations for a result. A single observation counts for one minute: a higher bound
 /// would delay the cooperation of several routers, and a false finding after a restart concerns one owner only.
 const MIN_WEIGHT: f64 = 0.5;
 
 /// Share of unknown tokens found cached above which other routers must exist.
 const MIN_FOUND_SHARE: f64 = 0.02;
 
-/// Least share that is expected at an owner if other routers exist. A router that does not send its prompts to
+/// Minimum share that is expected at an owner if other routers exist. A router that does not send its prompts to
 /// their owners would never find the prompts of other routers there.
 const MIN_OWNER_SHARE: f64 = 0.7;
 

@@ -18,7 +18,7 @@ pub(crate) enum Expect {
     Json(Api),
 }
 
-/// An API, as far as its answers differ.
+/// A group of endpoints with the same form of answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     /// OpenAI's chat completions and completions.
@@ -69,7 +69,7 @@ impl Expect {
         matches!(self, Self::Events(_))
     }
 
-    /// Checks the head and the first bytes of a body. Fails with the defect.
+    /// Checks the head and the first bytes of a body. Returns the defect as an error.
     pub(crate) fn begins(self, headers: &HeaderMap, first: &[u8]) -> Result<(), &'static str> {
         let text = first.trim_ascii_start();
         match self {
@@ -78,7 +78,7 @@ impl Expect {
                 Err("not an event stream")
             }
             Self::Events(_) if first.is_empty() => Err("an event stream without an event"),
-            // The first bytes may end within a field, and may be a blank line.
+            // The first bytes may end within a field, or be a blank line.
             Self::Events(_) if FIELDS.iter().any(|field| agree(field, text)) => Ok(()),
             Self::Events(_) => Err("no event in an event stream"),
             Self::Json(_) if first.is_empty() => Err("nothing instead of JSON"),
@@ -156,7 +156,7 @@ fn data_of(mut event: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Whether one is a prefix of the other.
+/// Whether one value is a prefix of the other.
 fn agree(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).all(|(one, other)| one == other)
 }

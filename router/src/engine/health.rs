@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// SGLang's path: the engine generates one token, or the server waits for a sign of the scheduler.
 pub(crate) const GENERATE_PATH: &str = "/health_generate";
 
-/// The JSON body of a health check. Only this project's workers send one; of other bodies all fields are empty.
+/// The JSON body of a health check, which only this project's workers send. For other bodies all fields are empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct HealthReport {

@@ -38,7 +38,7 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
-    /// Parses a body of `/get_server_info`. Of a malformed body all fields are empty.
+    /// Parses a body of `/get_server_info`. For a malformed body all fields are empty.
     pub fn parse(body: &[u8]) -> Self {
         let mut info: Self = serde_json::from_slice(body).unwrap_or_default();
         info.runtime = match (&info.boot_id, info.max_total_num_tokens) {

@@ -33,7 +33,7 @@ enum Meaning {
 
 use Meaning::{KvUsage, OutputTokens, Pauses, PausesSum, PromptTokens, Running, Waiting};
 
-/// The known metrics. If several names of one meaning occur, the first of this list counts.
+/// The known metrics. If a page has several names with the same meaning, the first of this list counts.
 const NAMES: [(&str, Meaning); 17] = [
     ("sglang:num_running_reqs", Running),
     ("vllm:num_requests_running", Running),

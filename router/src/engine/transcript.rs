@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 /// The start of such a line.
 const LINE_PREFIX: &[u8] = b":mla ";
 
-/// Largest number of ids in a transcript: 4 MB.
+/// Maximum number of ids in a transcript: 4 MB.
 const MAX_IDS: usize = 1 << 20;
 
-/// Largest number of choices: more than any engine accepts.
+/// Maximum number of choices: more than any engine accepts.
 const MAX_CHOICES: usize = 1024;
 
 /// The token ids delivered so far, by choice.

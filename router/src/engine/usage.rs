@@ -1,7 +1,7 @@
 //! The token counts of an answer, found without parsing the answer: prompt tokens, and cached prompt tokens.
 //!
-//! OpenAI's `usage` (SGLang, vLLM, this project) and the `meta_info` of SGLang's `/generate`. Generated text cannot be
-//! mistaken for these names: a quote within a JSON string has a backslash before it.
+//! The counts are in OpenAI's `usage` (SGLang, vLLM, this project) or in the `meta_info` of SGLang's `/generate`.
+//! Generated text cannot contain these names with their quotes: a quote within a JSON string has a backslash before it.
 
 use std::sync::LazyLock;
 
@@ -14,12 +14,12 @@ static META_INFO: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"meta_i
 
 /// Returns the `usage` of an event or of a whole body.
 pub(crate) fn of_openai(json: &[u8]) -> Option<Usage> {
-    // In other chunks than the last one, `usage` is null or missing.
+    // Before the last chunk, `usage` is null or missing.
     USAGE.find_iter(json).find_map(|at| object_after(&json[at + USAGE.needle().len()..]))
 }
 
-/// Returns the `meta_info` of an event or of a whole body; for the body of a batch, the sum over its prompts. An
-/// event of a batch concerns one prompt only, so it returns `None`.
+/// Returns the `meta_info` of an event or of a whole body. For the body of a batch it is the sum over the prompts. For
+/// an event of a batch it is `None`: the event concerns one prompt only.
 pub(crate) fn of_generate(json: &[u8]) -> Option<Usage> {
     let batch = json.trim_ascii_start().first() == Some(&b'[');
     let mut sum: Option<Usage> = None;

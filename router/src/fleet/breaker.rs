@@ -1,5 +1,5 @@
-//! The circuit breaker of one worker. Consecutive failed requests take the worker out of rotation despite good health
-//! checks, each time for longer.
+//! The circuit breaker of one worker. After consecutive failed requests it opens: the worker gets no requests for a
+//! time, despite good health checks. Each opening lasts longer than the one before.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -50,7 +50,7 @@ pub(super) const DISABLED: u32 = u32::MAX;
 pub(super) struct Breaker {
     threshold: u32,
     first: Duration,
-    /// False while there was no failure since the last success, which is the usual case: then no lock is taken.
+    /// Whether a request has failed since the last success. Usually it is false, and no lock is taken.
     troubled: AtomicBool,
     state: Mutex<State>,
 }

@@ -22,7 +22,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Silence of a worker after which its engine is checked.
 const MIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// Least limit for a canary request. SGLang answers after one second, or after two if a step takes longer than one.
+/// Minimum limit for a canary request. SGLang answers after one second, or after two if a step takes longer than one.
 const MIN_CANARY_TIMEOUT: Duration = Duration::from_millis(2200);
 
 /// Ticks between two reads of the figures.

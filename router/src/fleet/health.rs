@@ -14,11 +14,11 @@ use crate::{
     upstream::{Connection, UpstreamError, call::Call},
 };
 
-/// The last worker in rotation stays there despite late checks until it has been silent for this many times
+/// The last worker in rotation stays there despite late checks, until it has been silent for this multiple of
 /// --health-check-timeout-secs.
 const LAST_WORKER_MULTIPLE: u32 = 10;
 
-/// A timeout that fires later than by this share of its length shows that the router itself was not scheduled.
+/// Maximum lateness of a timer, as a share of its length. A later timer shows that the router itself did not run.
 const MAX_LATENESS: f64 = 0.25;
 
 /// The failure of a check.
@@ -43,7 +43,7 @@ pub struct HealthCheck {
     check_timeout: CheckTimeout,
     failures: u32,
     successes: u32,
-    /// When the first failed check of the present series was sent.
+    /// Send time of the first failed check of the present series.
     failing_since: Option<Instant>,
     /// Whether a connection has broken since the worker was last healthy: the process may have ended.
     severed: bool,
@@ -131,7 +131,7 @@ impl HealthCheck {
         }
     }
 
-    /// When the connection was opened: another time means another connection.
+    /// Time of opening, which identifies the connection.
     fn opened_at(&self) -> Option<std::time::Instant> {
         self.connection.as_ref().map(Connection::opened_at)
     }
@@ -187,9 +187,8 @@ impl HealthCheck {
         } else {
             tracing::debug!("worker {}: {error}", worker.url);
         }
-        // A busy worker may fail a check while its responses flow, and a worker that shuts down in order fails its
-        // checks until its requests have finished. The length of the silence would not tell: the first request may
-        // have come after the check was sent.
+        // A busy worker may fail a check while it sends responses, and so does a worker that drains. The length of the
+        // silence is no evidence: the first request may have come after the check was sent.
         let silent = !worker.received_since(failing_since);
         let frozen = matches!(error, CheckError::Silent(_) | CheckError::Stuck)
             && registry.has_other(worker);

@@ -27,15 +27,15 @@ struct Sums {
 }
 
 impl Default for Sums {
-    /// Slower than any engine in use, so that a queue which builds up before the first observation does not
-    /// make requests move from worker to worker. The first observations outweigh it.
+    /// Slower than any engine in use: requests must not move between workers because of a queue that builds up before
+    /// the first observation. The first observations outweigh this value.
     fn default() -> Self {
         Self { seconds: 1.0, tokens: 1000.0 }
     }
 }
 
 impl FirstByteTime {
-    /// Observes a first byte that came `after` this time, or had not come by then, with `tokens_ahead` to compute.
+    /// Records the time until a first byte behind `tokens_ahead` tokens, or a lower bound of it.
     pub(super) fn observe(&self, tokens_ahead: u64, after: Duration) {
         let mut sums = self.0.lock();
         sums.seconds = sums.seconds * DECAY + after.as_secs_f64();

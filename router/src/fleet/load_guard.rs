@@ -146,7 +146,7 @@ impl LoadGuard {
         self.worker.first_byte_time.expected(self.tokens_ahead)
     }
 
-    /// The limit for the first byte, by the first-byte times of the worker.
+    /// The limit for the first byte, which follows from earlier first bytes of the worker.
     pub fn first_token_limit(&self) -> Duration {
         self.worker.first_token_limit(self.tokens_ahead)
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a report is valid. Reports come with responses, so a worker that gets no requests because of an old report
-/// would never send a new one.
+/// Time for which a report is valid. Reports come with responses: a worker that got no requests because of an old
+/// report would never send a new one.
 const VALID: Duration = Duration::from_secs(10);
 
 /// The latest report of one worker.

@@ -1,8 +1,8 @@
 //! Single-flight prefill: the prefixes that a worker is computing.
 //!
-//! An engine that gets several prompts with the same new prefix computes the prefix once for each of them, unless the
-//! engine itself detects that. So the router sends the first prompt, and the others when the first byte of its answer
-//! shows that the prefix is cached. In the queue of the engine they would be behind the first prompt, too.
+//! Many engines compute a new prefix once for each prompt that arrives with it. So the router sends the first of these
+//! prompts, and sends the others when the first byte of its answer shows that the prefix is cached. They lose no time:
+//! in the queue of the engine they would also wait for the first prompt.
 //!
 //! Later requests with other prefixes overtake the waiting ones, up to [`MAX_OVERTAKING`] tokens. Then they wait as
 //! well, so that the earlier requests are sent first.
@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::key::RouteKey;
 
-/// Least length of a prefix: 256 tokens. Shorter ones are recomputed in less time than a response needs to arrive.
+/// Minimum length of a prefix: 256 tokens. Shorter ones are recomputed in less time than a response needs to arrive.
 const MIN_BLOCKS: usize = 16;
 
 /// Prompt tokens that may overtake the requests that wait for a prefix, counted from the first waiting request. An
@@ -73,7 +73,7 @@ impl SingleFlight {
             prefix.first + MIN_BLOCKS <= held as usize
                 && key.blocks.get(prefix.first) == Some(&prefix.hash)
         };
-        // The longest one: its own request may wait for the others.
+        // The longest prefix is enough: its own request may wait for the shorter ones.
         let own = (0..prefixes.len())
             .filter(|&place| shared(&prefixes[place]))
             .max_by_key(|&place| prefixes[place].first);

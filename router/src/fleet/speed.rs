@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 /// The factor by which each observation reduces the weight of the earlier ones.
 const DECAY: f64 = 0.99;
 
-/// Least total weight of the observations for an estimate.
+/// Minimum total weight of the observations for an estimate.
 const MIN_WEIGHT: f64 = 20.0;
 
-/// Least ratio of the estimate to its standard error.
+/// Minimum ratio of the estimate to its standard error.
 const MIN_CERTAINTY: f64 = 8.0;
 
-/// Least mean time to the first byte, in seconds, at which the constant part of that time is small.
+/// Minimum mean time to the first byte, in seconds, at which the constant part of that time is small.
 const MIN_MEAN_SECONDS: f64 = 0.12;
 
-/// The slope of a least-squares line through the observations (tokens, seconds). The intercept takes up the
-/// constant part of a first byte's time, so a worker with mostly cached prompts does not look slow. Prompts of
-/// equal length have no slope; if they are long, the ratio of the sums is close to it.
+/// The slope of a least-squares line through the observations (tokens, seconds). The intercept is the constant part of
+/// the time to a first byte, so a worker with mostly cached prompts does not look slow. Prompts of equal length have
+/// no slope. If they are long, the ratio of the sums is used: it is close to the slope.
 #[derive(Debug, Default)]
 pub struct Speed {
     sums: Mutex<Sums>,
@@ -41,7 +41,7 @@ struct Sums {
 }
 
 impl Speed {
-    /// Observes a first byte that came `after` this time. `computed` is the reported number of uncached tokens of the
+    /// Records the time `after` which a first byte came. `computed` is the reported number of uncached tokens of the
     /// prompt, `before` the estimated number of tokens of other prompts ahead of it.
     pub fn observe(&self, before: u64, computed: u64, after: Duration) {
         // The estimate of the tokens ahead may be wrong by any factor.

@@ -37,10 +37,10 @@ use crate::{
     upstream::Pool,
 };
 
-/// Least limit for the silence of an engine that reports its progress in each step.
+/// Minimum limit for the silence of an engine that reports its progress in each step.
 const MIN_SILENCE_LIMIT: Duration = Duration::from_millis(2500);
 
-/// Least limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
+/// Minimum limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
 const MIN_ANSWER_MULTIPLE: u32 = 6;
 
 /// Reason that is shown for a withheld worker.
@@ -71,10 +71,10 @@ pub struct Worker {
     failures: FailureLog,
     /// Whether a good health check covers the engine, and not only the HTTP server.
     health_covers_engine: AtomicBool,
-    /// When its engine was last found frozen behind good health checks.
+    /// Time when its engine was last found frozen behind good health checks.
     frozen: Mutex<Option<Instant>>,
     pub(super) longest_answer: LongestTime,
-    /// Pauses of its streams, from a second on.
+    /// Pauses of its streams of at least a second.
     pub(super) longest_pause: LongestTime,
     first_token_timeout: Duration,
     /// Whether its discovery source reports it as not ready.
@@ -141,8 +141,8 @@ impl Worker {
         }
     }
 
-    /// Whether the worker is in rotation and its breaker admits a request. If no worker is like that, the router uses
-    /// the workers in rotation despite their breakers.
+    /// Whether the worker is in rotation and its breaker admits a request. If there is no such worker, the router
+    /// uses the workers in rotation despite their breakers.
     pub fn takes_requests(&self) -> bool {
         let admits = || self.breaker.is_closed() || self.breaker.admits(Instant::now());
         self.is_in_rotation() && admits()
@@ -258,7 +258,7 @@ impl Worker {
         self.longest_pause.observe(pause);
     }
 
-    /// The limit for a pause in one of its streams: at least `least`, more if its streams had longer pauses of late.
+    /// The limit for a pause in one of its streams: at least `least`, more if its streams had long pauses recently.
     pub fn pause_limit(&self, least: Duration) -> Duration {
         self.longest_pause.limit(least)
     }
@@ -390,7 +390,7 @@ impl Worker {
         self.other_routers.observe(requests, self.requests(), Instant::now());
     }
 
-    /// The worker as the policies see it.
+    /// Returns the worker in the form for the policies.
     pub fn candidate(&self, matched_blocks: u32, now: Instant) -> Candidate {
         Candidate {
             id: self.id,

@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes of a block: 64 bytes of text or 16 token ids of 4 bytes, which is about 16 tokens in both cases.
 pub const BLOCK_BYTES: usize = 64;
 
-/// Largest number of blocks: 4 MB of text, longer than any context. Further text is not hashed, so that a hostile
+/// Maximum number of blocks: 4 MB of text, longer than any context. Further text is not hashed, so that a hostile
 /// body costs neither memory nor time under the lock of the tree.
 const MAX_BLOCKS: usize = 1 << 16;
 

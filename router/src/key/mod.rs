@@ -19,7 +19,7 @@ use prompt::Kind;
 
 use crate::names::ModelName;
 
-/// Largest number of completions that counts. Engines refuse as many.
+/// Maximum number of completions that the load of a request counts. Engines refuse requests with as many.
 const MAX_ANSWERS: u32 = 1 << 12;
 
 /// Tokens in a block: exact for token ids, four bytes a token for text.

@@ -12,9 +12,9 @@ use crate::{config::Config, key::BLOCK_TOKENS};
 pub struct CacheAwareThreshold {
     /// Share of the prompt that must be cached for a hit.
     hit: f64,
-    /// Largest difference between the request counts of balanced workers.
+    /// Maximum difference between the request counts of balanced workers.
     difference: u32,
-    /// Largest ratio between them.
+    /// Maximum ratio between them.
     ratio: f64,
 }
 

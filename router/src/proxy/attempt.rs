@@ -1,7 +1,7 @@
-//! Attempts on one worker after another, until one has sent the start of a response.
+//! Sends a request to one worker after another, until one has sent the start of a response.
 //!
 //! A broken connection or a lost worker is retried at once. An error status, garbage or a late first byte is
-//! retried within the retry budget. A busy worker is retried on the others until all are busy. A 4xx is a response,
+//! retried within the retry budget. If a worker is busy, the others are tried until all are busy. A 4xx is a response,
 //! not a failure.
 
 use std::{pin::pin, sync::Arc, time::Duration};
@@ -36,7 +36,7 @@ use crate::{
     upstream::UpstreamError,
 };
 
-/// A request is not retried after this many workers have died with it.
+/// A request fails when this many workers have died with it.
 const MAX_DEATHS: u32 = 2;
 
 /// The decision at the end of a round without a response.
@@ -131,7 +131,7 @@ impl<'a> Round<'a> {
                 Some(refusal) => Err(RetryDecision::Queue(refusal)),
                 None => Err(self.decide(error)),
             },
-            // All workers tried, but without an error: handled like no healthy worker.
+            // All workers are excluded and none has failed: the same as no healthy worker.
             (Placement::NoneHealthy | Placement::AllTried, _) => Ok(None),
         }
     }
@@ -210,7 +210,7 @@ impl<'a> Round<'a> {
             }
         });
         let may_leave = || {
-            // A request that has moved once and is late again is slow itself.
+            // The request has moved once. If it is late again, the request itself is slow.
             failures < router.config.retries()
                 && *deaths + 1 < MAX_DEATHS
                 && has_other(router, model, worker.id, &self.tried)
@@ -232,7 +232,7 @@ impl<'a> Round<'a> {
         let Job { router, deaths, failures, .. } = &*self.job;
         let allowed = match error {
             AttemptError::Deadline => false,
-            // `may_leave` has taken it from the budget already.
+            // `may_leave` has already taken the retry from the budget.
             AttemptError::Late(_) => true,
             _ => error.needs_no_budget() || take_retry(router),
         };
@@ -252,8 +252,8 @@ impl<'a> Round<'a> {
     }
 }
 
-/// A request on a worker before the start of its response. If it is dropped in this state, because the attempt
-/// failed or the client disconnected, its insertion into the tree is taken back.
+/// A request on a worker before the start of its response. Dropping it takes its insertion into the tree back: the
+/// attempt has failed, or the client has disconnected.
 struct Pending<'a> {
     router: &'a Router,
     key: Option<&'a RouteKey>,

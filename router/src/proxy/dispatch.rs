@@ -16,11 +16,11 @@ use crate::{
     error::{Error, Refusal},
 };
 
-/// A busy worker refuses within this time. After it, the request counts as accepted.
+/// Time within which a busy worker refuses. After it, the request counts as accepted.
 const ACCEPTED_AFTER: Duration = Duration::from_millis(10);
 
-/// Returns the response of a worker to `job`. With `body`, that body is sent instead of the client's: it continues
-/// a broken stream, and goes before requests without a response. Fails with the error for the client.
+/// Returns the response of a worker to `job`, or the error for the client. `body` replaces the client's body: it
+/// continues a broken stream, which goes before requests without a response.
 pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
     job.failures = 0;
     job.failed.clear();
@@ -32,7 +32,7 @@ pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error
     if job.endpoint.is_work() {
         take_slot(job).await?;
     }
-    // Other requests do not overtake the line.
+    // A new request does not overtake the line.
     if continues || !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
         match Round::new(job, body.as_ref()).run().await {
             Ok(reply) => return Ok(reply),

@@ -39,8 +39,8 @@ impl Exchange<'_> {
             self.metrics.connection(true);
             let opened_at = connection.opened_at();
             match self.over(connection, worker).await {
-                // The worker has probably closed the idle connection at the same moment. That says nothing about its
-                // health, so the request is sent again over a new connection.
+                // The worker has probably closed the idle connection at this moment. A new connection shows whether
+                // the worker is alive.
                 Err(AttemptError::Broken(error @ UpstreamError::Reset(_))) => {
                     broken = Some((opened_at, error));
                 }
@@ -50,7 +50,7 @@ impl Exchange<'_> {
         self.metrics.connection(false);
         match worker.pool.connect(broken.as_ref().map(|(opened_at, _)| *opened_at)).await {
             Ok(connection) => self.over(connection, worker).await,
-            // The first connection broke because the worker is gone: that error is the better one.
+            // The worker is gone, and the error of the first connection says more.
             Err(error) => Err(AttemptError::Broken(broken.map_or(error, |(_, error)| error))),
         }
     }

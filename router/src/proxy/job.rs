@@ -40,13 +40,13 @@ pub struct Job {
     pub deadline: Instant,
     pub timer: DeadlineTimer,
     pub log: Option<Arc<RequestLog>>,
-    /// Time to read the key. The first choice of a worker takes it and adds its own time.
+    /// Time spent on reading the key. The first choice of a worker takes it and adds its own time.
     pub(super) reading: Option<Duration>,
     /// Attempts so far.
     pub(super) attempts: u32,
     /// Failed attempts that count against --max-retries: all except attempts on busy workers.
     pub(super) failures: u32,
-    /// Workers of these failures. The queue does not bring the request back to them while others are busy.
+    /// The workers of these failures. A request that leaves the queue does not return to them while others are busy.
     pub(super) failed: SmallVec<[WorkerId; 4]>,
     /// Workers that broke the connection or froze while they had this request.
     pub deaths: u32,
@@ -132,7 +132,7 @@ impl Job {
         self.deadline.min(*until)
     }
 
-    /// Resets the time in the queue: the earlier waits were for a response that has broken.
+    /// Resets the time in the queue for a continuation: the earlier waits were for the broken response.
     pub(super) fn reset_queue_deadline(&mut self) {
         self.queue_until = None;
     }

@@ -1,5 +1,5 @@
 //! Reads the start of a response before the client gets any of it. A response that breaks within this part can be
-//! retried. Of a stream the first event is read, of a JSON value everything.
+//! retried. The start is the first event of a stream, or a whole JSON value.
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
@@ -13,7 +13,7 @@ use crate::{
     wire::events::Events,
 };
 
-/// Bytes of a JSON value that are read at most. The rest of a longer value is passed on as it comes.
+/// Maximum number of bytes of a JSON value that are read. The rest of a longer value is passed on as it arrives.
 const MAX_PEEKED: usize = 8 << 20;
 
 /// The start of a good response.
@@ -61,7 +61,7 @@ impl PeekedBody {
         }
     }
 
-    /// Reads to the end of the first event. Of a long event it reads as much as [`Events`] buffers.
+    /// Reads to the end of the first event, or as much of a long event as [`Events`] buffers.
     async fn event(
         mut self,
         expect: Expect,

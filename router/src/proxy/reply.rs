@@ -1,4 +1,4 @@
-//! The response of a worker whose beginning has been checked.
+//! The response of a worker after the check of its start.
 
 use bytes::Bytes;
 use http::response::Parts;
@@ -6,12 +6,11 @@ use http::response::Parts;
 use super::peek::Rest;
 use crate::fleet::LoadGuard;
 
-/// The response of a worker whose start has arrived. Its status is not 429, 500 or 502 to 504: these are failed
-/// attempts.
+/// The response of a worker. Its status is never 429, 500 or 502 to 504: these are failed attempts.
 pub struct Reply {
     pub head: Parts,
-    /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit. The whole
-    /// body if there is no `rest`.
+    /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit. Without a
+    /// `rest` it is the whole body.
     pub first: Bytes,
     pub rest: Option<Rest>,
     pub guard: LoadGuard,

@@ -20,7 +20,8 @@ use crate::{
     wire::headers::{self, X_API_KEY},
 };
 
-/// Bytes that are reserved by the client's Content-Length. Beyond it, memory grows with the bytes that arrive.
+/// Maximum number of bytes that are reserved for the client's Content-Length. Beyond it, memory grows with the bytes
+/// that arrive.
 const MAX_RESERVED: usize = 1 << 20;
 
 /// The client's request as it is sent to workers. Copies share the bytes of the body.
@@ -39,7 +40,7 @@ impl WorkerRequest {
         let (mut head, body) = request.into_parts();
         headers::for_worker(&mut head.headers);
         if router.config.has_keys() {
-            // The key of the client was for the router.
+            // The key of the client is for the router only.
             head.headers.remove(header::AUTHORIZATION);
             head.headers.remove(X_API_KEY);
         }

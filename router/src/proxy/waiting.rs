@@ -1,5 +1,5 @@
-//! The wait of a request for the start of its response. The request waits for a slow worker. It leaves a worker
-//! that has been silent, on all its responses, for longer than expected, if there is another worker.
+//! The wait of a request for the start of its response. The request waits for a slow worker. If another worker exists,
+//! it leaves a worker that has sent no byte of any response for longer than expected.
 
 use std::pin::Pin;
 
@@ -14,7 +14,7 @@ use crate::{
 
 type Asked = Result<PeekedResponse, AttemptError>;
 
-/// A streamed request leaves a worker that still serves others after this many times its limit.
+/// A streamed request leaves a worker that serves other requests after this multiple of its limit.
 const OVERDUE_FACTOR: u32 = 3;
 
 pub(super) struct Waiting<'a> {
@@ -38,7 +38,7 @@ impl Waiting<'_> {
         let begun = Instant::now();
         let streamed = self.expect.is_stream();
         if !streamed {
-            // The first byte comes after the last token. The tokens of the prompt must not count as load until then.
+            // The first byte comes after the last token. Without this limit the prompt would count as load until then.
             let at = self.deadline.min(begun + guard.expected_prefill());
             let prefilled = async {
                 tokio::select! {

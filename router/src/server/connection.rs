@@ -58,7 +58,7 @@ const EXTRA_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for a place. An idle connection that was told to close is gone by then.
 const PLACE_WAIT: Duration = Duration::from_millis(100);
 
-/// Largest body of an admin request.
+/// Maximum size of the body of an admin request.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
 
 /// The lifecycle of the router. Its connections follow it.

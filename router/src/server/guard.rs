@@ -42,7 +42,7 @@ const REPLACEMENT: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: clos
 pub(super) struct Limits {
     pub(super) head: Duration,
     pub(super) body_pause: Duration,
-    /// Least mean rate of a body in bytes a second, beyond `body_pause`.
+    /// Minimum mean rate of a body in bytes a second, beyond `body_pause`.
     pub(super) body_rate: u32,
 }
 

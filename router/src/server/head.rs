@@ -9,10 +9,10 @@ use memchr::memchr;
 
 use crate::error::Error;
 
-/// Largest size of a head, including the request line, in bytes.
+/// Maximum size of a head, including the request line, in bytes.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 const MAX_TARGET: usize = 8 << 10;
-/// Largest number of fields; hyper's limit.
+/// Maximum number of fields; hyper's limit.
 const MAX_FIELDS: usize = 100;
 const MAX_METHOD: usize = 32;
 

@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time between two attempts to close an idle connection while the limit is reached.
 const CLOSE_PERIOD: Duration = Duration::from_millis(20);
 
-/// Least time between two warnings of the same kind.
+/// Minimum time between two warnings of the same kind.
 const LOG_PERIOD: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel completes while no accept is waiting.

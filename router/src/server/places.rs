@@ -22,10 +22,10 @@ use tokio::{
     time::Instant,
 };
 
-/// Largest number of connections without a place.
+/// Maximum number of connections without a place.
 const MAX_EXTRA: usize = 32;
 
-/// Least idle time of a connection that is closed. A client that has just connected is about to send a request.
+/// Minimum idle time of a connection that is closed. A client that has just connected is about to send a request.
 const MIN_IDLE: Duration = Duration::from_secs(1);
 
 /// Descriptors that are reserved for files, name look-ups and closing connections.
@@ -35,7 +35,7 @@ const RESERVED_FILES: usize = 8;
 pub(super) struct Places {
     /// Number of places.
     pub(super) count: usize,
-    /// Largest number of connections without a place.
+    /// Maximum number of connections without a place.
     pub(super) extra: usize,
     taken: AtomicUsize,
     freed: Notify,

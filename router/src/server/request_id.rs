@@ -6,7 +6,7 @@ use crate::config::HeaderField;
 
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Largest length of an id in bytes.
+/// Maximum length of an id in bytes.
 const MAX_BYTES: usize = 128;
 
 /// Returns the id in the first of `fields` that has a valid one, or a new id. An id with spaces or non-ASCII

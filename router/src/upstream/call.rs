@@ -7,7 +7,7 @@ use http_body_util::Full;
 
 use super::{Connection, Pool, UpstreamError};
 
-/// Largest size of such a response.
+/// Maximum size of such a response.
 const RESPONSE_LIMIT: usize = 4 << 20;
 
 /// The user agent of these requests. It identifies them to a worker.

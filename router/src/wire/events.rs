@@ -11,7 +11,7 @@ use memchr::memchr;
 /// passed on in parts, so that an endless line does not grow memory.
 const MAX_BUFFERED: usize = 64 << 10;
 
-/// Largest size of an event.
+/// Maximum size of an event.
 const MAX_EVENT: usize = 64 << 20;
 
 /// A complete event, or a part of an event that is too long to buffer.
