@@ -1,6 +1,6 @@
 """Compares quantized weights and KV caches with float32: accuracy, and the divergence of the probabilities of tokens.
 
-    python bench/accuracy/formats.py --num-questions 400            # 6 workers, one after the other
+    python bench/accuracy/formats.py --num-questions 400            # 7 workers, one after the other
     python bench/accuracy/formats.py --formats kv_fp8_e4m3          # beside float32
 
 For each format it starts a worker with the small model (or --model-path) on the CPU, asks the same questions (`run.py`)
@@ -31,6 +31,7 @@ FORMATS: dict[str, dict[str, processes.Flag]] = {
     "float32": {},
     **{name: {"quantization": name} for name in ONLINE},
     **{f"kv_{name}": {"kv_cache_dtype": name} for name in KV_FORMATS},
+    "fp8_kv_fp8_e4m3": {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
 }
 PIECE = 32  # tokens of `kl.measure`
 

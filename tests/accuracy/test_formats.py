@@ -9,16 +9,22 @@ from pathlib import Path
 import formats
 import pytest
 
+from mla_router.worker.model.quantization.choose import ONLINE
 
-def test_every_format_of_the_small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+# FP8 caches alone have tests of their own
+FORMATS = ["float32", *ONLINE, "fp8_kv_fp8_e4m3", "random"]
+
+
+def test_formats_of_the_small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Random weights show that a loss would be seen."""
     monkeypatch.setitem(formats.FORMATS, "random", {"load_format": "dummy"})
     sizes = ["--num-questions=16", "--num-shots=1", "--num-samples=4", "--new-tokens=64"]
-    monkeypatch.setattr(sys, "argv", ["formats.py", *sizes, f"--out={tmp_path / 'out'}"])
+    words = ["formats.py", "--formats", *FORMATS, *sizes, f"--out={tmp_path / 'out'}"]
+    monkeypatch.setattr(sys, "argv", words)
     assert formats.main() == 1
     lines = map(json.loads, (tmp_path / "out").read_text().splitlines())
     found = {line["config"]["format"]: line for line in lines}
-    assert list(found) == ["float32", "fp8", "w8a8_fp8", "w8a8_int8", "random"]
+    assert list(found) == FORMATS
     plain, random = found.pop("float32"), found.pop("random")
     assert plain["accuracy"] == 1.0 and plain["kl"] < 1e-8
     assert random["accuracy"] == 0.0 and random["kl"] > 1
