@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.kv_cache.fp8 import (
     FORMATS,
     KVScales,
@@ -27,6 +29,8 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_write_torch,
     rope_kv_write_triton,
 )
+from support.architectures import OTHERS, compiling_for
+from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 DTYPES = list(FORMATS.values())
@@ -203,3 +207,53 @@ def test_keys_and_values_are_written(dtype: torch.dtype) -> None:
     torch.testing.assert_close(plain, k, rtol=step, atol=2.5 * NUMBERS[dtype][1])
     limited = v.flatten(1).clamp(-0.1 * NUMBERS[dtype][-1], 0.1 * NUMBERS[dtype][-1])
     torch.testing.assert_close(values * 0.1, limited, rtol=step, atol=0.1 * NUMBERS[dtype][1])
+
+
+def launches() -> None:
+    """Launches writes and the gathering of rows, at the shapes of V2-Lite and Llama 3 8B."""
+    with torch.device("meta"):
+        for dtype in DTYPES:
+            launch(dtype)
+
+
+def launches_on_others() -> None:
+    for found in OTHERS:
+        with compiling_for(found), torch.device("meta"):
+            # E4M3 is refused before compute capability 8.9
+            launch(DTYPES[found.architecture < 89])
+
+
+def launch(dtype: torch.dtype) -> None:
+    meta = partial(torch.empty, dtype=torch.bfloat16)
+    integers, locations = torch.empty(8, dtype=torch.int32), torch.empty(8, dtype=torch.int64)
+    q, kv = torch.split(meta(8, 16 * 192 + 576), [16 * 192, 576], dim=-1)
+    rotations = torch.empty(8, 32, dtype=torch.complex64)
+    latents = torch.empty(100, 64, 576, dtype=dtype)
+    written = (q.view(8, 16, 192), kv, meta(512), 1e-6, rotations, latents, locations)
+    for in_place in (True, False):
+        rope_kv_write_triton(*written, interleaved=True, in_place=in_place, kv_scale=0.3)
+    rope_absorb_triton(
+        *written, meta(16, 128, 512), interleaved=True, constant=True, settled=True, kv_scale=0.3
+    )
+    q, k, v = torch.split(meta(8, 48, 128), [32, 8, 8], dim=1)
+    rows, scales = torch.empty(100, 64, 2048, dtype=dtype), KVScales(0.3, 0.7)
+    turns = torch.empty(8, 64, dtype=torch.complex64)
+    operands = (q, k[..., :0], k, v, turns, rows, locations)
+    rope_gqa_write_triton(*operands, interleaved=False, scales=scales)
+    table, starts = torch.empty(128, 512, dtype=torch.int32), torch.empty(9, dtype=torch.int32)
+    for cache, column in ((latents, 0), (rows, 1024)):
+        place = (cache, table, locations, integers, starts, 8192)
+        kv_gather_triton(*place, dtype=torch.bfloat16, scales=scales, value_column=column)
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
+
+
+@pytest.mark.slow
+def test_compiled_for_other_gpus() -> None:
+    reports = compile_sm90(launches_on_others)
+    assert {report.architecture for report in reports} == {80, 89, 100}
+    for report in reports:
+        report.check()
