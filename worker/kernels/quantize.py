@@ -4,7 +4,7 @@ Each group of neighbouring columns of a row has its own scale, the group's large
 value of the type: the scheme of DeepSeek-V3 (arXiv:2412.19437, section 3.3.2). Checkpoints whose activations have one
 scale a row or a tensor are computed with groups as well: smaller groups have no larger error.
 
-The kernels of products call `quantized` for few rows. Many rows are quantized once, by `quantize_rows`.
+`quantize_rows` is a kernel of its own. A kernel whose result is needed quantized calls `quantized` at its end.
 """
 
 from __future__ import annotations

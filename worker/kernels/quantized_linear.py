@@ -26,7 +26,6 @@ from mla_router.worker.kernels.quantize import (
     has_kernels,
     quantize_rows,
     quantize_rows_triton,
-    quantized,
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
 from mla_router.worker.kernels.weight import Quantized, Weight
@@ -112,23 +111,22 @@ def _library(x: Tensor, weight: Weight) -> Tensor:
 
 
 def quantized_linear_triton(
-    x: Tensor | Quantized, weight: Weight, *, out_dtype: torch.dtype, tiles: Tiles
+    x: Quantized, weight: Weight, *, out_dtype: torch.dtype, tiles: Tiles
 ) -> Tensor:
     """Returns x @ weight.T [T, N] in `out_dtype`. x [T, K], contiguous in the last axis; K is a multiple of 16."""
-    values, scales = (x.values, x.scales) if isinstance(x, Quantized) else (x, None)
+    values = x.values
     assert weight.scales is not None
     (rows, inputs), outputs = values.shape, len(weight.values)
-    group = x.group if isinstance(x, Quantized) else tiles.inputs
     assert values.stride(1) == 1 and weight.values.shape == (outputs, inputs)
     assert weight.block[1] >= inputs or weight.block[1] % tiles.inputs == 0, (
         f"{weight.block}, {tiles}"
     )
-    assert group % tiles.inputs == 0, f"{group=}, {tiles}"
+    assert x.group % tiles.inputs == 0, f"{x.group=}, {tiles}"
     out = torch.empty(rows, outputs, dtype=out_dtype, device=values.device)
     grid = triton.cdiv(rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs)
     _quantized_linear_kernel[(grid,)](
         values,
-        scales,
+        x.scales,
         TensorDescriptor.from_tensor(weight.values, [tiles.outputs, tiles.inputs]),
         weight.scales,
         out,
@@ -139,7 +137,7 @@ def quantized_linear_triton(
         INPUTS=inputs,
         SCALE_ROWS=weight.block[0],
         SCALE_COLUMNS=weight.block[1],
-        X_GROUP=group,
+        X_GROUP=x.group,
         BLOCK_ROWS=tiles.rows,
         BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs,
@@ -192,10 +190,7 @@ def _quantized_linear_kernel(
             inside &= (start + k < INPUTS)[None, :]
         a = tl.load(x_at + start, inside, other=0.0)
         w = weight.load([first, start])
-        if x_scales is None:
-            a, a_scale = quantized(a.to(tl.float32), w.dtype)
-        else:
-            a_scale = tl.load(x_scales + row * X_SCALES + start // X_GROUP, real, other=0.0)
+        a_scale = tl.load(x_scales + row * X_SCALES + start // X_GROUP, real, other=0.0)
         part = tl.dot(a, w.T).to(tl.float32)
         if SCALE_COLUMNS < INPUTS and SCALE_ROWS % BLOCK_N == 0:  # one scale
             scale = tl.load(weight_scales + first // SCALE_ROWS * SCALES + start // SCALE_COLUMNS)

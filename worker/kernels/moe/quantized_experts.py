@@ -1,8 +1,7 @@
 """The routed experts with quantized weights, on a GPU.
 
-One token streams the weights of its experts (`quantized_gemv.py`). More tokens are sorted by expert for grouped
-products (`quantized_gemm.py`). With few rows an expert each program quantizes its rows for itself. Many rows are
-quantized once.
+One token streams the weights of its experts (`quantized_gemv.py`). More tokens are quantized and sorted by expert for
+grouped products (`quantized_gemm.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.quantize import GROUP, has_kernels, quantize_rows
 from mla_router.worker.kernels.weight import Weight
 
-MANY_ROWS = 64  # of a block, from which x is quantized once
 MAX_SHARED_INPUTS = 4096
 
 
@@ -67,25 +65,26 @@ def quantized_experts(
     `quantized_tiling`, for benchmarks."""
     x, ids = x.contiguous(), ids.contiguous()
     experts = len(gate_up.values)
-    tiling = tiling or quantized_tiling(len(x), ids.shape[1], experts)
+    tiling = tiling or quantized_tiling(len(x), ids.shape[1], experts, x.shape[1])
     if tiling.rows == 1:
         first, second = shared or (None, None)
-        gated = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
+        products = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
         added = plus() if plus else None
-        return down_pairs_quantized(gated, down, weights, ids, tiling.down, added, second)
+        return down_pairs_quantized(products, down, weights, ids, tiling.down, added, second)
     assert shared is None, f"shared experts of {len(x)} tokens"
     blocks = blocks_for(ids, experts, tiling.rows)
-    is_many = tiling.rows >= MANY_ROWS
-    rows = quantize_rows(x, gate_up.values.dtype) if is_many else x
-    gated_rows = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
-    out = down_quantized(gated_rows, down, blocks, tiling.down)
+    rows = quantize_rows(x, gate_up.values.dtype)
+    gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
+    out = down_quantized(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
 
 
-def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:
-    """Returns the fastest tiles of sweeps on an H200 with V2-Lite's experts."""
-    if tokens == 1:
+def quantized_tiling(tokens: int, top_k: int, experts: int, hidden: int) -> MoeTiling:
+    """Returns the fastest tiles of sweeps on an H200 with V2-Lite's and V3's experts."""
+    if tokens == 1 and hidden <= MAX_SHARED_INPUTS:
         return MoeTiling(1, gate_up=Tile(2, 1024, num_warps=4), down=Tile(2, 512, num_warps=2))
+    if tokens == 1:
+        return MoeTiling(1, gate_up=Tile(1, 1024, num_warps=4), down=Tile(4, 512, num_warps=4))
     if tokens * top_k <= 12 * experts:
-        return MoeTiling(16, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
+        return MoeTiling(16, gate_up=Tile(128, 128, 8, 4, 4), down=Tile(128, 128, 2, 4, 4))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

@@ -4,13 +4,11 @@ A product of quantized values is exact within a step of the loop, which lies wit
 scale of the rows. Its result is multiplied by both scales and added to sums in float32: the tensor cores' own sums of
 FP8 have fewer bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 
-The first product takes rows of 16 bits, which each program quantizes for itself, or quantized ones. Its result leaves
-it quantized, so that decoding launches nothing for that.
+The result of the first product leaves it quantized, with one scale for each row and tile.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -122,10 +120,7 @@ def _gate_up(
         if HIDDEN % BLOCK_K:
             inside &= (start + k < HIDDEN)[None, :]
         a = tl.load(x_at + start, inside, other=0.0)
-        if x_scales is None:
-            a, a_scale = quantized(a.to(tl.float32), DTYPE)
-        else:
-            a_scale = tl.load(x_scales + token * X_SCALES + start // X_GROUP, real, other=0.0)
+        a_scale = tl.load(x_scales + token * X_SCALES + start // X_GROUP, real, other=0.0)
         gate_part = tl.dot(a, weight.load([of_expert, 0, first, start]).reshape(BLOCK_N, BLOCK_K).T)
         up_part = tl.dot(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K).T)
         if SCALE_COLUMNS < HIDDEN:
@@ -242,23 +237,19 @@ def _down(
     tl.store(at, sums.to(out.dtype.element_ty), real[:, None] & (weight_row < HIDDEN)[None, :])
 
 
-def gate_up_quantized(
-    x: Tensor | Quantized, gate_up: Weight, blocks: Blocks, tile: Tile
-) -> Quantized:
+def gate_up_quantized(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile) -> Quantized:
     """Returns silu(gate) * up of the rows of blocks, [blocks.intermediate_rows, I], in groups of tile.block_n columns.
     Padding is not written. x [T, N] contiguous, gate_up [E, 2I, N]; N and I are multiples of 16."""
     assert gate_up.scales is not None
-    values, scales = (x.values, x.scales) if isinstance(x, Quantized) else (x, None)
     _, double, hidden = gate_up.values.shape
-    group = x.group if isinstance(x, Quantized) else tile.block_k
-    _check_steps(tile.block_k, gate_up.block[1], group, hidden)
+    _check_steps(tile.block_k, gate_up.block[1], x.group, hidden)
     columns = triton.cdiv(double // 2, tile.block_n)
-    out = values.new_empty(blocks.intermediate_rows, double // 2, dtype=gate_up.values.dtype)
-    out_scales = values.new_empty(len(out), columns, dtype=torch.float32)
+    out = x.values.new_empty(blocks.intermediate_rows, double // 2)
+    out_scales = x.scales.new_empty(len(out), columns)
     halves = gate_up.values.view(-1, 2, double // 2, hidden)
     _gate_up[(blocks.max_blocks * columns,)](
-        values,
-        scales,
+        x.values,
+        x.scales,
         TensorDescriptor.from_tensor(halves, [1, 1, tile.block_n, tile.block_k]),
         gate_up.scales,
         out,
@@ -269,7 +260,7 @@ def gate_up_quantized(
         WIDTH=double // 2,
         SCALE_ROWS=gate_up.block[0],
         SCALE_COLUMNS=gate_up.block[1],
-        X_GROUP=group,
+        X_GROUP=x.group,
         **tile_constants(blocks, tile),
     )
     return Quantized(out, out_scales, tile.block_n, x.dtype)
