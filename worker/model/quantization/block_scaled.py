@@ -14,9 +14,8 @@ from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
 from mla_router.worker.model.shard import ActivationScale, Scales, Shard
 
-RANDOM_DEVIATIONS = (
-    7  # standard deviations of random values up to the largest one: next to nothing is clipped
-)
+# Standard deviations of random values up to the largest value of the type: next to nothing is clipped
+RANDOM_DEVIATIONS = 7
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,7 @@ class Quantization:
     method: str  # quant_method of config.json, or the value of --quantization
     dtype: str  # of the values: FP8 or INT8
     block: Block
-    scale_name: str = (
-        "weight_scale"  # the scales of NAME.weight are NAME.{scale_name} in the checkpoint
-    )
+    scale_name: str = "weight_scale"  # the scales of NAME.weight are NAME.{scale_name}
     ignored: tuple[str, ...] = ()  # plain layers: names, or `re:` and a pattern
     online: bool = False  # the checkpoint is plain, and its weights are quantized while they load
     kv_scales: bool = False  # attention layers have k_scale and v_scale (`kv_scales.py`)
