@@ -247,8 +247,8 @@ def test_refusals(
 
 
 def test_a_tool_that_is_not_offered(deepseek: openai.OpenAI, asking: Asking) -> None:
-    """The message has SGLang's words: its clients compare them."""
+    """The message has the words of SGLang's router: its tests compare them."""
     asked = asking("x")
     asked["extra_body"] |= {"tool_choice": named("other")}
-    with pytest.raises(openai.BadRequestError, match="Tool 'other' not found in tools list"):
+    with pytest.raises(openai.BadRequestError, match="function 'other' not found in tools"):
         deepseek.chat.completions.create(**asked)

@@ -48,7 +48,7 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in functions:
-            raise InvalidField("tool_choice", f"Tool '{name[:64]}' not found in tools list")
+            raise InvalidField("tool_choice", f"function '{name[:64]}' not found in tools")
         return ToolUse(_rendered(tools), {name: functions[name]}, required=True, several=False)
     if choice == "required" and not functions:
         raise InvalidField("tool_choice", "required needs tools to choose from")
