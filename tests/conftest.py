@@ -1,9 +1,8 @@
 """Settings of all tests. Without a CUDA device, tests marked `gpu` are skipped and Triton interprets its kernels.
 Ctrl-C works, and neither a busy machine nor random examples fail a test.
 
-Property tests have the same examples in every run; `--hypothesis-profile=search` draws more and
-others. `--run-slow` adds the tests marked `slow`. `-n auto` spreads the tests over processes,
-one a core."""
+Property tests have the same examples in every run; with `--hypothesis-profile=search` they draw more examples, anew in
+each run. `--run-slow` adds the tests marked `slow`. `-n auto` spreads the tests over processes, one for each core."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from support.procfs import descendants
 
-MOST_PROCESSES = 8  # each claims a range of ports (support/processes.py)
+MAX_PROCESSES = 8  # each claims a range of ports (support/processes.py)
 
 
 @cache
@@ -35,8 +34,8 @@ def _has_cuda() -> bool:
 if not _has_cuda():
     # The workers of tests inherit it without effect: on a CPU they use no Triton kernel.
     os.environ["TRITON_INTERPRET"] = "1"
-    # A fixed number of threads: sums round by their division among threads. And threads wait for each other
-    # after every operation, which takes long on a busy machine.
+    # One thread: the rounding of sums depends on the number of threads. Threads also wait for each other after every
+    # operation, which takes long on a busy machine.
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -59,17 +58,17 @@ class Interruption:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of processes of `-n auto`: one a core; none beside this one if tests share a GPU."""
-    return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    """Returns the number of processes of `-n auto`: one for each core; 0 (no further process) if tests share a GPU."""
+    return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell's background jobs ignore Ctrl-C, and their children inherit this: tests that send
-    # Ctrl-C to children would wait for ever.
+    # Background jobs of a shell ignore Ctrl-C, and children inherit this. Tests that send Ctrl-C to children would
+    # wait forever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, Interruption(config))
-    # Hypothesis' defaults are 200 ms an example, and 30 s to draw the first ten.
+    # Hypothesis limits an example to 200 ms and the drawing of the first ten to 30 s by default.
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("search", unhurried, derandomize=False, max_examples=1000)
     settings.register_profile("same", unhurried, derandomize=True)

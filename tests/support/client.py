@@ -23,8 +23,8 @@ class Answer:
 
 
 def session() -> aiohttp.ClientSession:
-    """Returns a session without limits of connections and time: a test decides how many requests are
-    open, and pytest ends a test that hangs."""
+    """Returns a session without limits on connections and time. A test decides how many requests are open, and pytest
+    ends a test that hangs."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     )

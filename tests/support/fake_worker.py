@@ -18,11 +18,11 @@ from support import processes
 from support.processes import Flag, Running, wait_until
 
 FAKE_SCHEDULER = Path(__file__).resolve().with_name("fake_scheduler.py")
-# A worker that ends gives its requests and its other processes some seconds. Here they have unlimited time,
-# because a busy machine may delay any of them.
+# A worker that ends gives its requests and its other processes some seconds. Here they have an hour, because a busy
+# machine may delay any of them.
 ENTRY = """
 import sys
-sys.modules["torch"] = None  # as the worker does: it would be imported here
+sys.modules["torch"] = None  # as in a real worker: an import of torch fails
 from mla_router.worker.__main__ import main
 from mla_router.worker.server.processes import children, first
 first.DRAIN_GRACE_S = children.EXTRA_STOP_S = 3600.0
@@ -56,7 +56,7 @@ class FakeWorker:
         return text[: text.rfind("\n") + 1].splitlines()
 
     def say(self, token_ids: list[int], **fields: Any) -> str:
-        """Returns a cache_salt with which the fake scheduler answers `token_ids`, of any number."""
+        """Returns a cache_salt with which the fake scheduler answers `token_ids`. Their number is not limited."""
         text = json.dumps(token_ids)
         file = self.record.with_name(hashlib.sha256(text.encode()).hexdigest()[:16])
         file.write_text(text)
