@@ -67,4 +67,4 @@ def test_rows_without_a_token_are_found_on_the_device(temperature: float) -> Non
     logits = {slot: torch.randn(1000) for slot in range(3)}
     logits[0][5] = float("nan")
     tokens = driver.step(logits, token_masks({2: []}, 1000)).tokens
-    assert [token == NO_TOKEN for token in tokens] == [True, False, True]
+    assert [token == NO_TOKEN for (token,) in tokens] == [True, False, True]

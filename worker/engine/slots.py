@@ -71,9 +71,10 @@ class SlotState:
         )
 
     def idle_rows(self, size: int) -> LookedUp:
-        """Looks up `size` idle rows."""
+        """Looks up `size` idle rows, of token 0."""
         device = self.page_table.device
-        rows = torch.full((3, size), self.idle_slot, dtype=torch.int64, device=device)
+        rows = torch.zeros(3, size, dtype=torch.int64, device=device)
+        rows[0] = self.idle_slot
         kinds = torch.full((size,), int(RowKind.IDLE), dtype=torch.int8, device=device)
         return self.look_up(rows, kinds)
 
