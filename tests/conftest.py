@@ -92,8 +92,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Writes the reasons of skipped tests, with their counts, to the file $SKIPPED_TESTS, which `.ci/stages` prints at
-    its end."""
-    if not (path := os.environ.get("SKIPPED_TESTS")):
+    its end. The processes of pytest-xdist report to the main one."""
+    path = os.environ.get("SKIPPED_TESTS")
+    if not path or "PYTEST_XDIST_WORKER" in os.environ:
         return
     # The `longrepr` of a skip is (file, line, reason).
     skipped = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
