@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -119,3 +120,18 @@ class MemoryMachine(RuleBasedStateMachine):
 
 MemoryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestMemory = MemoryMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "fits"),
+    [(8, 1, True), (8, 2, False), (1, 8, True), (1, 9, False), (9, 1, False)],
+)
+def test_last_token_needs_no_page(prompt: int, answer: int, fits: bool) -> None:
+    """Two pages of four tokens: the KV cache never holds the last token of an answer."""
+    memory = Memory(Capacity(2, 4, 1, 100), use_prefix_cache=True)
+    assert memory.can_ever_fit(prompt, answer) is fits
+
+
+def test_context_length_limits_prompt_and_answer() -> None:
+    memory = Memory(Capacity(100, 4, 1, 10), use_prefix_cache=True)
+    assert memory.can_ever_fit(9, 1) and not memory.can_ever_fit(9, 2)

@@ -24,3 +24,9 @@ def test_no_page_has_two_owners(counts: list[int], random) -> None:
 def test_allocating_too_many_pages_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="count=3 free=2"):
         PageAllocator(2).allocate(3)
+
+
+def test_one_page_is_the_smallest_pool() -> None:
+    assert PageAllocator(1).allocate(1) == [1]
+    with pytest.raises(AssertionError, match="num_pages=0"):
+        PageAllocator(0)
