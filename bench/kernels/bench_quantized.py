@@ -24,19 +24,11 @@ from mla_router.worker.kernels.moe.quantized_experts import quantized_experts
 from mla_router.worker.kernels.weight import Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench_linear import WEIGHTS
 from record import record
 from timing import H200_BYTES_PER_SECOND, time_graph_us
 
-DENSE = {
-    "V2-Lite output": (2048, 2048),
-    "V2-Lite queries and latent": (3648, 2048),
-    "V2-Lite shared gate and up": (5632, 2048),
-    "V2-Lite shared down": (2048, 2816),
-    "V3 latents": (2112, 7168),
-    "V3 queries": (24576, 1536),
-    "V3 output": (7168, 16384),
-    "V3 shared gate and up": (4096, 7168),
-}
+DENSE = WEIGHTS | {"V3 output": (7168, 16384), "V3 shared gate and up": (4096, 7168)}
 EXPERTS = {"V2-Lite experts": (64, 2048, 1408, 6), "V3 experts": (256, 7168, 2048, 8)}
 FP8_FLOPS = 1277e12  # of one H200, measured: cuBLAS, 8192-cubed, without block scales
 COLD_BYTES = 160 << 20  # of weights that take turns, so that none is in L2 when its turn comes

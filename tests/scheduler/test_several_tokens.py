@@ -101,7 +101,7 @@ def test_an_answer_has_at_most_max_tokens(overlap: bool, most: int) -> None:
 
 
 def test_rows_have_pages_for_all_tokens_in_flight() -> None:
-    """Each step may give three tokens, and gives one: the bound is that of the known tokens and of two steps."""
+    """Each step may give three tokens and gives one. A bound is the number of known tokens plus the most of two steps."""
     engine = FaultyEngine(CAPACITY)
     with_counts(engine, lambda: 1)
     run({0: [generate("r", PROMPT, 20)]}, engine=engine, capacity=CAPACITY)

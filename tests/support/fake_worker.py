@@ -56,7 +56,7 @@ class FakeWorker:
         return text[: text.rfind("\n") + 1].splitlines()
 
     def say(self, token_ids: list[int], **fields: Any) -> str:
-        """Returns a cache_salt with which the fake scheduler answers `token_ids`. Their number is not limited."""
+        """Returns a cache_salt. The fake scheduler answers requests with this salt by `token_ids`, of any length."""
         text = json.dumps(token_ids)
         file = self.record.with_name(hashlib.sha256(text.encode()).hexdigest()[:16])
         file.write_text(text)

@@ -8,7 +8,13 @@ from mla_router.worker.config import ConfigError
 from mla_router.worker.kernels.attention.decode_tiling import MANY_REQUESTS, gqa_tiling, tiling
 from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK
 from mla_router.worker.kernels.attention.ragged_attention.kernel import tiling as prefill_tiling
-from mla_router.worker.kernels.device import Limits, UnsupportedDevice, check_architecture, limits
+from mla_router.worker.kernels.device import (
+    FIRST_WITH_E4M3,
+    Limits,
+    UnsupportedDevice,
+    check_architecture,
+    limits,
+)
 from mla_router.worker.kernels.kv_cache.fp8 import is_fp8
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.model.config.attention_spec import (
@@ -18,9 +24,6 @@ from mla_router.worker.model.config.attention_spec import (
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.quantization.spec import Quantization
-
-# Compute capability times 10 from which GPUs convert to and from E4M3. E5M2 is the upper half of float16, which all have.
-_CONVERTS_E4M3 = 89
 
 
 def check_device(
@@ -37,10 +40,10 @@ def check_device(
     if model.quantization is not None:
         check_blocks(model.quantization)
     found = limits(device)
-    if kv_cache_dtype == torch.float8_e4m3fn and found.architecture < _CONVERTS_E4M3:
+    if kv_cache_dtype == torch.float8_e4m3fn and not found.converts_e4m3:
         raise ConfigError(
             f"--kv-cache-dtype fp8_e4m3 on {torch.cuda.get_device_name(device)}: needs compute capability "
-            f"{_CONVERTS_E4M3 / 10}, not {found.architecture / 10}; use fp8_e5m2 or auto"
+            f"{FIRST_WITH_E4M3 / 10}, not {found.architecture / 10}; use fp8_e5m2 or auto"
         )
     try:
         check_limits(found, model, fp8=is_fp8(kv_cache_dtype or dtype))

@@ -16,6 +16,7 @@ import torch
 # Shared memory that each block takes beside its own
 BLOCK_OVERHEAD = 1024
 OLDEST = 80  # tensor cores that multiply bfloat16, and asynchronous copies to shared memory
+FIRST_WITH_E4M3 = 89
 NEWEST = 109  # tests compile for the families up to this one
 
 Candidate = TypeVar("Candidate")
@@ -43,6 +44,11 @@ class Limits:
     @property
     def has_tensor_memory_accelerator(self) -> bool:
         return self.architecture >= 90
+
+    @property
+    def converts_e4m3(self) -> bool:
+        """Whether the GPU converts to and from E4M3. E5M2 is the upper half of float16, which all have."""
+        return self.architecture >= FIRST_WITH_E4M3
 
     @property
     def has_tensor_memory(self) -> bool:

@@ -16,7 +16,8 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
-from mla_router.worker.kernels.quantized_linear import has_kernel, quantized_linear
+from mla_router.worker.kernels.quantize import has_kernel
+from mla_router.worker.kernels.quantized_linear import quantized_linear
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).

@@ -20,8 +20,8 @@ from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantize import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.quantized_gemv import MAX_NORM_INPUTS, norm_gemv_triton
-from mla_router.worker.kernels.quantized_linear import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 from mla_router.worker.kernels.weight import Weight

@@ -17,7 +17,7 @@ from torch import Tensor
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.weight import Quantized
+from mla_router.worker.kernels.weight import Quantized, Weight
 
 GROUP = 128
 # Of a group's largest magnitude: a group of zeros has a scale whose inverse is finite
@@ -26,21 +26,22 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 # The largest shared memory of a block of the kernels for quantized weights
 SHARED_BYTES = 114_688
-FP8_ARCHITECTURE = 89
 
 _ROWS = 8  # of a program
 # Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, ties to even
 _ROUNDER = tl.constexpr(12582912.0)
 
 
-def has_kernels(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether products of x with weights of `dtype` have kernels: for 16-bit numbers, on GPUs that convert to FP8 and have
-    the shared memory. Without them weights are dequantized first."""
-    if not on_gpu(x):
+def has_kernel(x: Tensor, weight: Weight) -> bool:
+    """Whether the product of x with a quantized weight, or with each of a stack, has a kernel: for 16-bit numbers, on a GPU
+    with the conversions and the shared memory, and with whole groups of columns to a scale of the weight. Without a
+    kernel the weight is dequantized first."""
+    if weight.is_plain or not on_gpu(x):
         return False
-    found = limits(x.device)
-    converts = dtype == torch.int8 or found.architecture >= FP8_ARCHITECTURE
-    return converts and found.shared_bytes >= SHARED_BYTES
+    inputs, found = weight.values.shape[-1], limits(x.device)
+    converts = weight.values.dtype == torch.int8 or found.converts_e4m3
+    whole = weight.block[1] % GROUP == 0 or weight.block[1] >= inputs
+    return converts and found.shared_bytes >= SHARED_BYTES and inputs % 16 == 0 and whole
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:

@@ -19,11 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.weight import Weight
 
 MAX_ROWS = 16
 AT_ONCE_INPUTS = 3072  # at most, of a weight that fits into registers
-DEPTH = 128  # inputs of a warp's piece
+DEPTH = GROUP  # inputs of a warp's piece
 
 
 class Tiles(NamedTuple):

@@ -12,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.rms_norm import scaled
 from mla_router.worker.kernels.weight import Weight
 
-PIECE = 128  # columns of a tile's block
+PIECE = GROUP  # columns of a tile's block
 # All programs read the row: with more inputs the norm is a kernel of its own
 MAX_NORM_INPUTS = 4096
 NORM_OUTPUTS = 4  # of a program

@@ -21,14 +21,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels.dispatch import is_hopper
+from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.quantize import (
-    has_kernels,
-    quantize_rows,
-    quantize_rows_triton,
-)
+from mla_router.worker.kernels.quantize import quantize_rows, quantize_rows_triton
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
 from mla_router.worker.kernels.weight import Quantized, Weight
+from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
 # From so many rows on torch's library is faster than the kernel on an H200, for the largest weights from fewer on
 # (`bench/kernels/bench_quantized.py`)
@@ -46,19 +44,8 @@ class Tiles(NamedTuple):
     group_m: int = 8  # blocks of rows that share weights in L2
 
 
-def has_kernel(x: Tensor, weight: Weight) -> bool:
-    """Whether `quantized_linear` serves the product: whole pieces of a scale's columns, on a GPU that `has_kernels`."""
-    inputs = weight.values.shape[1]
-    return (
-        not weight.is_plain
-        and has_kernels(x, weight.values.dtype)
-        and inputs % 16 == 0
-        and (weight.block[1] % few_rows.DEPTH == 0 or weight.block[1] >= inputs)
-    )
-
-
 def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
-    """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight for which there `has_kernel`."""
+    """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight that `has_kernel` (`quantize.py`)."""
     rows, outputs = len(x), len(weight.values)
     if rows == 0:
         return x.new_empty(0, outputs, dtype=out_dtype)
@@ -171,18 +158,15 @@ def _quantized_linear_kernel(
     COLUMNS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
     X_SCALES: tl.constexpr = (INPUTS + X_GROUP - 1) // X_GROUP
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-    program = tl.program_id(0)
-    in_group = group_m * COLUMNS
-    first_block = program // in_group * group_m
-    size = min(tl.cdiv(rows, BLOCK_ROWS) - first_block, group_m)
-    row = (first_block + program % in_group % size) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first = program % in_group // size * BLOCK_N
+    blocks = tl.cdiv(rows, BLOCK_ROWS)
+    block, column = block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
+    row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first = column * BLOCK_N
     n = first + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = row < rows
     row = row.to(tl.int64)
     x_at = x + row[:, None] * x_stride + k[None, :]
-    scales_at = weight_scales + tl.minimum(n, OUTPUTS - 1) // SCALE_ROWS * SCALES
     sums = tl.zeros((BLOCK_ROWS, BLOCK_N), tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         inside = real[:, None]
@@ -191,16 +175,23 @@ def _quantized_linear_kernel(
         a = tl.load(x_at + start, inside, other=0.0)
         w = weight.load([first, start])
         a_scale = tl.load(x_scales + row * X_SCALES + start // X_GROUP, real, other=0.0)
-        part = tl.dot(a, w.T).to(tl.float32)
-        if SCALE_COLUMNS < INPUTS and SCALE_ROWS % BLOCK_N == 0:  # one scale
-            scale = tl.load(weight_scales + first // SCALE_ROWS * SCALES + start // SCALE_COLUMNS)
-            sums += part * (a_scale * scale)[:, None]
-        elif SCALE_COLUMNS < INPUTS:
-            sums += part * a_scale[:, None] * tl.load(scales_at + start // SCALE_COLUMNS)[None, :]
+        part = tl.dot(a, w.T)
+        if SCALE_COLUMNS < INPUTS:
+            sums += scaled(
+                part,
+                a_scale,
+                weight_scales,
+                first,
+                start // SCALE_COLUMNS,
+                OUTPUTS,
+                BLOCK_N,
+                SCALE_ROWS,
+                SCALES,
+            )
         else:
-            sums += part * a_scale[:, None]
+            sums += part.to(tl.float32) * a_scale[:, None]
     if SCALE_COLUMNS >= INPUTS:
-        sums *= tl.load(scales_at)[None, :]
+        sums *= column_of_scales(weight_scales, first, 0, OUTPUTS, BLOCK_N, SCALE_ROWS, SCALES)
     tl.store(
         out + row[:, None] * OUTPUTS + n[None, :],
         sums.to(out.dtype.element_ty),

@@ -67,7 +67,7 @@ def test_where_a_prompt_lies(
 def test_the_inputs_of_rows(
     op: Callable[..., LookedUp], given_tensors: bool, count: int, page_size: int, number: int
 ) -> None:
-    """A decode row takes token and length from its slot, but not a length beyond that of the row."""
+    """A decode row has the token of its slot, and the smaller one of the slot's length and its own."""
     draw = torch.Generator().manual_seed(number)
     table = page_table(draw)
 

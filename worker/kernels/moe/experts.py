@@ -26,11 +26,11 @@ from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.quantized_experts import (
     quantized_experts,
-    takes_quantized,
     takes_shared_quantized,
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
+from mla_router.worker.kernels.quantize import has_kernel
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
@@ -73,7 +73,7 @@ def moe_experts(
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
-    if tokens and takes_quantized(x, gate_up, down):
+    if tokens and has_kernel(x, gate_up) and has_kernel(x, down):
         if isinstance(plus, SharedWeights):
             return quantized_experts(x, gate_up, down, weights, ids, shared=plus)
         return quantized_experts(x, gate_up, down, weights, ids, plus)

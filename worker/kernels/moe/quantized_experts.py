@@ -19,22 +19,10 @@ from mla_router.worker.kernels.moe.quantized_gemv import (
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
-from mla_router.worker.kernels.quantize import GROUP, has_kernels, quantize_rows
+from mla_router.worker.kernels.quantize import has_kernel, quantize_rows
 from mla_router.worker.kernels.weight import Weight
 
 MAX_SHARED_INPUTS = 4096
-
-
-def takes_quantized(x: Tensor, gate_up: Weight, down: Weight) -> bool:
-    """Whether there are kernels for both weights: quantized, with whole groups of columns to a scale."""
-    return all(_is_taken(x, weight) for weight in (gate_up, down))
-
-
-def _is_taken(x: Tensor, weight: Weight) -> bool:
-    if weight.is_plain or not has_kernels(x, weight.values.dtype):
-        return False
-    inputs = weight.values.shape[2]
-    return inputs % 16 == 0 and (weight.block[1] % GROUP == 0 or weight.block[1] >= inputs)
 
 
 def takes_shared_quantized(
@@ -45,7 +33,7 @@ def takes_shared_quantized(
     weights = (gate_up, shared_gate_up, shared_down)
     if gate_up.values.shape[2] > MAX_SHARED_INPUTS:
         return False
-    if any(weight.is_plain or not has_kernels(x, weight.values.dtype) for weight in weights):
+    if not all(has_kernel(x, weight) for weight in weights):
         return False
     return gate_up.block == shared_gate_up.block and gate_up.block[0] == shared_down.block[0]
 

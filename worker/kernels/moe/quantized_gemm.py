@@ -24,47 +24,7 @@ from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import wait_for_previous
 from mla_router.worker.kernels.quantize import quantized
 from mla_router.worker.kernels.weight import Quantized, Weight
-
-
-@triton.jit
-def _scaled(
-    part,
-    row_scale,
-    scales,
-    first,
-    k,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    SCALES: tl.constexpr,
-):
-    """Returns a product [rows, BLOCK_N] in float32, times the scales [rows] of its rows and the scales of BLOCK_N outputs
-    from `first` on, in column `k` of `scales` [ceil(ROWS / SCALE_ROWS), SCALES]."""
-    if SCALE_ROWS % BLOCK_N == 0:  # one scale
-        scale = tl.load(
-            scales + tl.minimum(first // SCALE_ROWS, (ROWS - 1) // SCALE_ROWS) * SCALES + k
-        )
-        return part.to(tl.float32) * (row_scale * scale)[:, None]
-    return (
-        part.to(tl.float32)
-        * row_scale[:, None]
-        * _column(scales, first, k, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
-    )
-
-
-@triton.jit
-def _column(
-    scales,
-    first,
-    k,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    SCALES: tl.constexpr,
-):
-    """Returns the scales [1, BLOCK_N] of outputs from `first` on."""
-    n = first + tl.arange(0, BLOCK_N)
-    return tl.load(scales + n // SCALE_ROWS * SCALES + k, n < ROWS, other=0.0)[None, :]
+from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
 
 @triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
@@ -125,7 +85,7 @@ def _gate_up(
         up_part = tl.dot(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K).T)
         if SCALE_COLUMNS < HIDDEN:
             column_k = start // SCALE_COLUMNS
-            gate += _scaled(
+            gate += scaled(
                 gate_part,
                 a_scale,
                 weight_scales,
@@ -136,7 +96,7 @@ def _gate_up(
                 SCALE_ROWS,
                 SCALES,
             )
-            up += _scaled(
+            up += scaled(
                 up_part,
                 a_scale,
                 weight_scales,
@@ -151,8 +111,10 @@ def _gate_up(
             gate += gate_part.to(tl.float32) * a_scale[:, None]
             up += up_part.to(tl.float32) * a_scale[:, None]
     if SCALE_COLUMNS >= HIDDEN:
-        gate *= _column(weight_scales, first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
-        up *= _column(weight_scales, WIDTH + first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
+        gate *= column_of_scales(weight_scales, first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
+        up *= column_of_scales(
+            weight_scales, WIDTH + first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES
+        )
     gated, scale = quantized(gate / (1 + tl.exp(-gate)) * up, DTYPE)
     at = first + tl.arange(0, BLOCK_N)
     tl.store(
@@ -217,7 +179,7 @@ def _down(
         tile = weight.load([(expert * HIDDEN).to(tl.int32) + first, start])
         part = tl.dot(a, tile.T)
         if SCALE_COLUMNS < WIDTH:
-            sums += _scaled(
+            sums += scaled(
                 part,
                 a_scale,
                 weight_scales,
@@ -231,7 +193,7 @@ def _down(
         else:
             sums += part.to(tl.float32) * a_scale[:, None]
     if SCALE_COLUMNS >= WIDTH:
-        sums *= _column(weight_scales, first, 0, HIDDEN, BLOCK_N, SCALE_ROWS, SCALES)
+        sums *= column_of_scales(weight_scales, first, 0, HIDDEN, BLOCK_N, SCALE_ROWS, SCALES)
     weight_row = first + tl.arange(0, BLOCK_N)
     at = out + pair.to(tl.int64)[:, None] * HIDDEN + weight_row[None, :]
     tl.store(at, sums.to(out.dtype.element_ty), real[:, None] & (weight_row < HIDDEN)[None, :])

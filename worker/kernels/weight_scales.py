@@ -1,0 +1,47 @@
+"""The scales of quantized weights in the loops of matrix products."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(
+    part,
+    row_scale,
+    scales,
+    first,
+    k,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Returns a product [rows, BLOCK_N] in float32, times the scales [rows] of its rows and the scales of BLOCK_N outputs
+    from `first` on, in column `k` of `scales` [ceil(ROWS / SCALE_ROWS), SCALES]."""
+    if SCALE_ROWS % BLOCK_N == 0:  # one scale
+        scale = tl.load(
+            scales + tl.minimum(first // SCALE_ROWS, (ROWS - 1) // SCALE_ROWS) * SCALES + k
+        )
+        return part.to(tl.float32) * (row_scale * scale)[:, None]
+    return (
+        part.to(tl.float32)
+        * row_scale[:, None]
+        * column_of_scales(scales, first, k, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
+    )
+
+
+@triton.jit
+def column_of_scales(
+    scales,
+    first,
+    k,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Returns the scales [1, BLOCK_N] of outputs from `first` on."""
+    n = first + tl.arange(0, BLOCK_N)
+    return tl.load(scales + n // SCALE_ROWS * SCALES + k, n < ROWS, other=0.0)[None, :]
