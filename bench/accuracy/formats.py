@@ -2,11 +2,12 @@
 
     python bench/accuracy/formats.py --num-questions 400            # 7 workers, one after the other
     python bench/accuracy/formats.py --formats kv_fp8_e4m3          # beside float32
+    python bench/accuracy/formats.py --device cuda                  # beside bfloat16
 
-For each format it starts a worker with the small model (or --model-path) on the CPU, asks the same questions (`run.py`)
-greedily, and scores the same continuations (`kl.py`), which the first worker, in float32, samples. KL a token is that
-of the format's probabilities from the first worker's. The exit status is 1 if the accuracy of a format is more than
---max-loss points below the first one.
+For each format it starts a worker with the small model (or --model-path), asks the same questions (`run.py`) greedily,
+and scores the same continuations (`kl.py`), which the first worker samples: in float32 on a CPU, in bfloat16 on a GPU.
+KL a token is that of the format's probabilities from the first worker's. The exit status is 1 if the accuracy of a
+format is more than --max-loss points below the first one.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from mla_router.worker.kernels.kv_cache.fp8 import FORMATS as KV_FORMATS
 from mla_router.worker.model.quantization.choose import ONLINE
 from support import processes
 
+PLAIN = "plain"  # as the checkpoint is, in the device's type
 FORMATS: dict[str, dict[str, processes.Flag]] = {
-    "float32": {},
+    PLAIN: {},
     **{name: {"quantization": name} for name in ONLINE},
     **{f"kv_{name}": {"kv_cache_dtype": name} for name in KV_FORMATS},
     "fp8_kv_fp8_e4m3": {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
@@ -39,6 +41,7 @@ PIECE = 32  # tokens of `kl.measure`
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--num-shots", type=int, default=8)
     parser.add_argument("--num-questions", type=int, default=1319)
     parser.add_argument("--num-samples", type=int, default=16, help="continuations for KL")
@@ -59,8 +62,9 @@ def main() -> int:
     accuracies = []
     print(f"{'format':12} accuracy  KL a token  max |d|")
     for name, flags in FORMATS.items():
-        if name != "float32" and name not in args.formats:
+        if name != PLAIN and name not in args.formats:
             continue
+        flags = {"device": args.device} | flags
         with processes.worker(args.model_path, served_model_name="mla-small", **flags) as worker:
             _, result = measure(worker.url, asked, parallel=args.parallel)
             if not samples:
