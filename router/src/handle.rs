@@ -15,7 +15,7 @@ use crate::{
     cores::Cores,
     discovery::Sources,
     error::{Error, StartError},
-    fleet::WorkerView,
+    fleet::{WorkerView, registry::backends},
     names::WorkerUrl,
     policy::{self, Policy},
     router::Router,
@@ -225,7 +225,7 @@ pub async fn run(
 fn announce(router: &Router, address: SocketAddr) {
     let policy = router.policy.name();
     let workers: Vec<String> =
-        router.registry.workers().iter().map(|worker| worker.url.to_string()).collect();
+        backends(&router.registry.replicas()).map(|backend| backend.url.to_string()).collect();
     let workers = match workers.len() {
         0 => "no workers yet".to_owned(),
         1 => format!("1 worker: {}", workers[0]),

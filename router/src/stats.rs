@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     engine::EngineLoad,
-    fleet::{Worker, WorkerView},
+    fleet::{Replica, WorkerView},
     metrics::{Counters, Histogram, Label, Process, StatusClass},
     router::Router,
 };
@@ -88,7 +88,7 @@ pub struct WorkerStats {
 impl Router {
     pub fn stats(&self) -> Stats {
         let workers: Vec<_> =
-            self.registry.workers().iter().map(|worker| self.worker_stats(worker)).collect();
+            self.registry.replicas().iter().map(|replica| self.worker_stats(replica)).collect();
         let classes = StatusClass::ALL.iter();
         let tree = self.tree.stats();
         Stats {
@@ -121,19 +121,19 @@ impl Router {
         }
     }
 
-    fn worker_stats(&self, worker: &Worker) -> WorkerStats {
-        let counters = &worker.counters;
+    fn worker_stats(&self, replica: &Replica) -> WorkerStats {
+        let counters = &replica.counters;
         WorkerStats {
-            view: worker.view(),
+            view: replica.view(),
             selections: by_name(&counters.selections),
             tokens: TokenStats {
                 prompt: counters.prompt_tokens.total(),
                 predicted: counters.predicted_tokens.total(),
                 cached: counters.cached_tokens.total(),
             },
-            tree_blocks: self.tree.owned_by(worker.id),
-            ejections: counters.ejections.total(),
-            engine: (**worker.engine_load.load()).clone(),
+            tree_blocks: self.tree.owned_by(replica.id),
+            ejections: replica.backend.counters.ejections.total(),
+            engine: (**replica.backend.engine_load.load()).clone(),
         }
     }
 }

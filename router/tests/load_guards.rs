@@ -7,7 +7,7 @@ use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 use mla_router::{
     Config,
     correct::Usage,
-    fleet::{LoadGuard, Outcome, Worker},
+    fleet::{LoadGuard, Outcome, Replica},
     key::RouteKey,
     metrics::Label,
     policy::Reason,
@@ -42,7 +42,7 @@ fn befall(guard: &mut LoadGuard, router: &Router, key: &RouteKey, dice: &mut fas
 }
 
 /// Runs some of the requests: several are open at a time, and they end in any order.
-fn serve(router: &Router, workers: &[Arc<Worker>], seed: u64) {
+fn serve(router: &Router, workers: &[Arc<Replica>], seed: u64) {
     let mut dice = fastrand::Rng::with_seed(seed);
     let mut open: VecDeque<LoadGuard> = VecDeque::new();
     for _ in 0..REQUESTS {
@@ -57,7 +57,7 @@ fn serve(router: &Router, workers: &[Arc<Worker>], seed: u64) {
         }
         open.push_back(guard);
         if dice.u8(..) == 0 {
-            worker.suspect();
+            worker.backend.suspect();
             router.tree.purge_worker(worker.id);
         }
         while open.len() > dice.usize(..32) {
@@ -70,7 +70,7 @@ fn serve(router: &Router, workers: &[Arc<Worker>], seed: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn hundred_thousand_outcomes_release_all_load() {
     let router = router();
-    let workers = router.registry.workers().to_vec();
+    let workers = router.registry.replicas().to_vec();
     thread::scope(|scope| {
         for seed in 0..THREADS {
             let (router, workers) = (&router, &workers);
@@ -78,7 +78,7 @@ async fn hundred_thousand_outcomes_release_all_load() {
         }
     });
     for worker in &workers {
-        assert_eq!((worker.requests(), worker.pending_tokens()), (0, 0), "{}", worker.url);
+        assert_eq!((worker.requests(), worker.pending_tokens()), (0, 0), "{}", worker.name());
     }
     // The epochs have drained as well: an insertion now is settled for the next request.
     let worker = &workers[0];

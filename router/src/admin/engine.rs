@@ -13,11 +13,19 @@ use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::Shared;
-use crate::{config::ApiKey, fleet::Worker, router::Router, upstream::call::Call};
+use crate::{
+    config::ApiKey,
+    fleet::{
+        Backend,
+        registry::{backends, replicas_of},
+    },
+    router::Router,
+    upstream::call::Call,
+};
 
 /// The response of one worker.
 struct Answer {
-    worker: Arc<Worker>,
+    backend: Arc<Backend>,
     outcome: Result<(StatusCode, Bytes), String>,
 }
 
@@ -33,11 +41,11 @@ impl Answer {
     fn report(&self) -> Value {
         match &self.outcome {
             Ok((status, body)) => json!({
-                "url": self.worker.url,
+                "url": self.backend.url,
                 "status": status.as_u16(),
                 "response": self.json().unwrap_or_else(|| String::from_utf8_lossy(body).into()),
             }),
-            Err(error) => json!({ "url": self.worker.url, "status": null, "error": error }),
+            Err(error) => json!({ "url": self.backend.url, "status": null, "error": error }),
         }
     }
 }
@@ -46,15 +54,15 @@ impl Answer {
 async fn ask_all(router: &Router, method: Method, path: &'static str, body: Bytes) -> Vec<Answer> {
     let limit = router.config.health_check_timeout_secs.get();
     let mut calls = JoinSet::new();
-    for (place, worker) in router.registry.workers().iter().cloned().enumerate() {
+    for (place, backend) in backends(&router.registry.replicas()).cloned().enumerate() {
         let authorization = router.config.worker_admin_api_key.as_ref().map(ApiKey::bearer);
         let call = Call { method: method.clone(), path, body: body.clone(), authorization };
         calls.spawn(async move {
-            let outcome = match timeout(limit, call.to(&worker.pool)).await {
+            let outcome = match timeout(limit, call.to(&backend.pool)).await {
                 Ok(answered) => answered.map_err(|error| error.to_string()),
                 Err(_) => Err(format!("no answer within {limit:?}")),
             };
-            (place, Answer { worker, outcome })
+            (place, Answer { backend, outcome })
         });
     }
     let mut answers = calls.join_all().await;
@@ -67,11 +75,13 @@ fn reports(status: StatusCode, answers: &[Answer]) -> Response {
     (status, Json(json!({ "success": status.is_success(), "workers": workers }))).into_response()
 }
 
-/// Empties the prefix cache of every worker and its share of the tree. A worker that fails keeps both.
+/// Empties the prefix caches of every worker and their shares of the tree. A worker that fails keeps both.
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
     for answer in answers.iter().filter(|answer| answer.is_success()) {
-        answer.worker.learned.forget(&router.tree, answer.worker.id);
+        for replica in replicas_of(&router.registry.replicas(), &answer.backend) {
+            replica.learned.forget(&router.tree, replica.id);
+        }
     }
     let all = answers.iter().all(Answer::is_success);
     reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
@@ -125,7 +135,7 @@ pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
                 states.append(own);
             }
             info.remove("internal_states");
-            info.insert("url".to_owned(), json!(answer.worker.url));
+            info.insert("url".to_owned(), json!(answer.backend.url));
             workers.push(Value::Object(info));
         } else {
             workers.push(answer.report());
@@ -161,7 +171,7 @@ pub(super) async fn load(State(router): Shared) -> Json<Value> {
         let Some(Value::Array(loads)) = answer.json() else { continue };
         for mut load in loads {
             load["dp_rank"] = ranks.len().into();
-            load["worker"] = json!(answer.worker.url);
+            load["worker"] = json!(answer.backend.url);
             ranks.push(load);
         }
     }

@@ -29,7 +29,7 @@ fn page(router: &Router) -> Page {
     let mut page = Page::default();
     router.metrics.write(&mut page);
     state(&mut page, router);
-    fleet::metrics::write(&mut page, &router.registry.workers(), &router.tree);
+    fleet::metrics::write(&mut page, &router.registry.replicas(), &router.tree);
     // Without `/proc` these metrics are missing.
     if let Ok(process) = Process::read() {
         process.write(&mut page);

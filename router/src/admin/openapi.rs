@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Shared;
-use crate::{endpoint::Endpoint, router::Router, upstream::call::Call};
+use crate::{endpoint::Endpoint, fleet::registry::backends, router::Router, upstream::call::Call};
 
 /// The router's own endpoints. A test compares them with the registered routes.
 const OWN: [(&str, &str, &str); 29] = [
@@ -81,10 +81,10 @@ fn is_forwarded(method: &str, path: &str) -> bool {
 /// Returns the document of the first worker that has one.
 async fn of_a_worker(router: &Router) -> Option<Map<String, Value>> {
     let limit = router.config.health_check_timeout_secs.get();
-    let workers = router.registry.workers().clone();
-    for worker in workers.iter().filter(|worker| worker.is_in_rotation()) {
+    let replicas = router.registry.replicas().clone();
+    for backend in backends(&replicas).filter(|backend| backend.is_in_rotation()) {
         if let Ok(Ok((status, body))) =
-            timeout(limit, Call::get("/openapi.json").to(&worker.pool)).await
+            timeout(limit, Call::get("/openapi.json").to(&backend.pool)).await
             && status.is_success()
             && let Ok(document) = serde_json::from_slice(&body)
         {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::Shared;
 use crate::{
     error::Error,
-    fleet::{Worker, WorkerView},
+    fleet::{Replica, WorkerView, registry::backends},
     names::WorkerUrl,
     router::Router,
 };
@@ -66,47 +66,50 @@ pub(super) async fn remove(
     State(router): Shared,
     Path(id): Path<String>,
 ) -> Result<Response, Error> {
-    let worker = by_id(&router, &id)?;
-    router.remove_worker(&worker.url)?;
+    let replica = by_id(&router, &id)?;
+    let url = &replica.backend.url;
+    router.remove_worker(url)?;
     // The response shape of SMG.
     let body = json!({
         "status": "accepted",
-        "worker_id": worker.id.0.to_string(),
+        "worker_id": replica.id.0.to_string(),
         "message": "the worker gets no new requests and finishes its present ones",
-        "removed": worker.url,
+        "removed": url,
     });
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
 /// Finds a worker by its id or by its URL. Fails if it is unknown.
-fn by_id(router: &Router, id: &str) -> Result<Arc<Worker>, Error> {
-    let workers = router.registry.workers();
+fn by_id(router: &Router, id: &str) -> Result<Arc<Replica>, Error> {
+    let replicas = router.registry.replicas();
     let url: Option<WorkerUrl> = id.parse().ok();
-    let is_it = |worker: &&Arc<Worker>| {
-        worker.id.0.to_string() == id || url.as_ref().is_some_and(|url| worker.url == *url)
+    let is_it = |replica: &&Arc<Replica>| {
+        let is_at = |url: &WorkerUrl| replica.backend.url == *url;
+        replica.id.0.to_string() == id || url.as_ref().is_some_and(is_at)
     };
-    workers.iter().find(is_it).cloned().ok_or_else(|| Error::WorkerUnknown(id.to_owned()))
+    replicas.iter().find(is_it).cloned().ok_or_else(|| Error::WorkerUnknown(id.to_owned()))
 }
 
 /// The requests on each worker, in SGLang's shape: `load` is their number.
 pub(super) async fn loads(State(router): Shared) -> Json<Value> {
-    let loads: Vec<Value> = router.registry.workers().iter().map(|worker| load(worker)).collect();
+    let loads: Vec<Value> =
+        router.registry.replicas().iter().map(|replica| load(replica)).collect();
     Json(json!({ "workers": loads }))
 }
 
-fn load(worker: &Worker) -> Value {
+fn load(replica: &Replica) -> Value {
     json!({
-        "worker": worker.url,
-        "load": worker.requests(),
-        "pending_tokens": worker.pending_tokens(),
-        "healthy": worker.takes_requests(),
+        "worker": replica.name(),
+        "load": replica.requests(),
+        "pending_tokens": replica.pending_tokens(),
+        "healthy": replica.backend.takes_requests(),
     })
 }
 
 /// The URLs of the workers, in the shape of SGLang v0.4.
 pub(super) async fn list_urls(State(router): Shared) -> Json<Value> {
     let urls: Vec<String> =
-        router.registry.workers().iter().map(|worker| worker.url.to_string()).collect();
+        backends(&router.registry.replicas()).map(|backend| backend.url.to_string()).collect();
     Json(json!({ "urls": urls }))
 }
 

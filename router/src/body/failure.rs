@@ -66,7 +66,7 @@ impl Failure {
         match self {
             Self::Broken(_) | Self::WorkerEnded => {
                 guard.record(Outcome::Failed);
-                router.suspect(guard.worker(), UpstreamFailure::Body, self);
+                router.suspect(guard.backend(), UpstreamFailure::Body, self);
             }
             Self::Truncated | Self::Endless => {
                 guard.record(Outcome::Failed);
@@ -74,11 +74,11 @@ impl Failure {
             }
             Self::Stuck(pause) => {
                 guard.record(Outcome::Late(*pause));
-                router.suspect(guard.worker(), UpstreamFailure::Stuck, self);
+                router.suspect(guard.backend(), UpstreamFailure::Stuck, self);
             }
             Self::Starved(pause) => {
                 // A lower bound of the pause, which might have ended.
-                guard.worker().stream_paused(*pause);
+                guard.backend().stream_paused(*pause);
                 router.metrics.upstream_error(UpstreamFailure::Stuck);
             }
             Self::Timeout => router.metrics.upstream_error(UpstreamFailure::Timeout),

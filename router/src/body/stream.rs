@@ -197,7 +197,7 @@ impl EventStream {
                     self.frame = frame;
                     let pause = self.silence.received(now);
                     if pause >= MIN_SILENCE {
-                        frames.worker().stream_paused(pause);
+                        frames.backend().stream_paused(pause);
                     }
                     continue;
                 }
@@ -291,11 +291,11 @@ impl EventStream {
     /// no response of the worker makes progress.
     fn is_lost(&self) -> bool {
         let State::Streaming { frames, .. } = &self.state else { return false };
-        let worker = frames.worker();
-        if worker.silent_for() >= MIN_SILENCE {
-            worker.probe_now();
+        let backend = frames.backend();
+        if backend.silent_for() >= MIN_SILENCE {
+            backend.probe_now();
         }
-        worker.is_lost() && self.is_replayable()
+        backend.is_lost() && self.is_replayable()
     }
 
     fn is_replayable(&self) -> bool {
@@ -306,10 +306,10 @@ impl EventStream {
     /// continued, so then only a worker out of rotation counts.
     fn is_stuck(&self, pause: Duration) -> bool {
         let State::Streaming { frames, job } = &self.state else { return false };
-        let worker = frames.worker();
-        let is_stuck = || self.is_replayable() && worker.is_silent_for(pause);
-        let is_gone = worker.phase() != Phase::Healthy || worker.is_frozen();
-        is_gone || is_stuck() && job.router.registry.has_other(worker)
+        let backend = frames.backend();
+        let is_stuck = || self.is_replayable() && backend.is_silent_for(pause);
+        let is_gone = backend.phase() != Phase::Healthy || backend.is_frozen();
+        is_gone || is_stuck() && job.router.registry.has_other(backend)
     }
 
     /// Whether this stream alone is stuck. Its pause is longer than the limit, which follows from its mean pause and
@@ -318,14 +318,14 @@ impl EventStream {
     /// times as long.
     fn is_starved(&self) -> bool {
         let State::Streaming { frames, job } = &self.state else { return false };
-        let (worker, pause) = (frames.worker(), self.silence.length());
-        let limit = worker.pause_limit(self.silence.starvation_limit());
-        let sends = || worker.silent_for() * 3 <= pause * 2;
-        let is_late = || worker.makes_progress() && pause >= limit * PROGRESS_ONLY_FACTOR;
+        let (backend, pause) = (frames.backend(), self.silence.length());
+        let limit = backend.pause_limit(self.silence.starvation_limit());
+        let sends = || backend.silent_for() * 3 <= pause * 2;
+        let is_late = || backend.makes_progress() && pause >= limit * PROGRESS_ONLY_FACTOR;
         pause >= limit
             && (sends() || is_late())
             && self.is_replayable()
-            && job.router.registry.has_other(worker)
+            && job.router.registry.has_other(backend)
     }
 
     /// Handles a failure: starts a continuation, or returns the last bytes for the client.
@@ -344,7 +344,7 @@ impl EventStream {
                 job.router.metrics.replays.increment(ReplayOutcome::GivenUp);
             }
             if let Some(Some(body)) = body {
-                tracing::info!("continuing a stream of worker {}: {failure}", frames.worker().url);
+                tracing::info!("continuing a stream of worker {}: {failure}", frames.backend().url);
                 // The stream has progressed since earlier deaths, so only this worker counts.
                 job.deaths = u32::from(matches!(failure, Failure::Broken(_) | Failure::Stuck(_)));
                 // The counts of a continuation say nothing about the cache of the next worker.

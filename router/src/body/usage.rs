@@ -24,7 +24,7 @@ impl Reader {
     pub fn new(job: &Job, headers: &HeaderMap, guard: &mut LoadGuard) -> Self {
         let number = |name| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
         if let Some(requests) = number(REQUESTS) {
-            guard.worker().has_requests(u32::try_from(requests).unwrap_or(u32::MAX));
+            guard.replica().has_requests(u32::try_from(requests).unwrap_or(u32::MAX));
         }
         let find: Find = match job.endpoint {
             _ if job.key.is_none() => return Self::default(),
@@ -50,7 +50,7 @@ impl Reader {
     /// The answer is complete. Counts it as unreported if the cached tokens are still unknown.
     pub fn ends(&mut self, guard: &LoadGuard) {
         if self.find.take().is_some() {
-            guard.worker().counters.unreported.increment();
+            guard.replica().counters.unreported.increment();
         }
     }
 

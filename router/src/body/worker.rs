@@ -10,7 +10,7 @@ use http_body::{Body, SizeHint};
 use tokio::time::Instant;
 
 use crate::{
-    fleet::{LoadGuard, Worker},
+    fleet::{Backend, LoadGuard},
     proxy::Rest,
 };
 
@@ -28,8 +28,8 @@ impl WorkerFrames {
         Self { first, rest, guard }
     }
 
-    pub fn worker(&self) -> &Worker {
-        self.guard.worker()
+    pub fn backend(&self) -> &Backend {
+        self.guard.backend()
     }
 
     /// The whole body, if it was received before the head was passed on.
@@ -78,7 +78,7 @@ impl WorkerFrames {
             self.complete();
         }
         let now = Instant::now();
-        self.worker().received(now);
+        self.backend().received(now);
         Poll::Ready(Some(Ok((data, now))))
     }
 
@@ -105,7 +105,7 @@ impl WorkerFrames {
     /// incomplete response must not be reused, and hyper does not poll a body of known length for its end.
     fn complete(&mut self) {
         if let Some(Rest { connection, .. }) = self.rest.take() {
-            self.guard.worker().pool.checkin(connection);
+            self.guard.backend().pool.checkin(connection);
         }
     }
 }

@@ -119,7 +119,7 @@ mod tests {
         follower.update(found(&[("http://a:1", "x")]));
         follower.update(away("x"));
         let worker = router.find(&url("http://a:1")).expect("it is still there");
-        assert!(!worker.view().healthy);
+        assert!(!worker.is_in_rotation());
         let reason = worker.last_failure().expect("it gets no requests").reason;
         assert_eq!(reason, "its discovery source reports it as not ready");
         follower.update(found(&[("http://a:1", "x")]));

@@ -1,4 +1,4 @@
-//! The counters of one worker. They are fields of the worker: no map from URL to counter is needed.
+//! The counters of one worker. They are fields of its replica and its backend: no map from URL to counter is needed.
 
 use crate::{
     fleet::breaker::BreakerState,
@@ -6,9 +6,17 @@ use crate::{
     policy::Reason,
 };
 
-/// The counters of one worker.
+/// The counters of an engine process.
 #[derive(Debug, Default)]
-pub struct WorkerCounters {
+pub struct BackendCounters {
+    pub ejections: Counters<Ejection>,
+    /// Transitions of its circuit breaker, by the new state.
+    pub breaker: Counters<BreakerState>,
+}
+
+/// The counters of a replica.
+#[derive(Debug, Default)]
+pub struct ReplicaCounters {
     /// Requests sent to the worker, by the reason of the policy.
     pub selections: Counters<Reason>,
     /// Prompt tokens of the requests for which the worker has reported its cached tokens.
@@ -25,15 +33,12 @@ pub struct WorkerCounters {
     pub evicted_blocks: Counter,
     /// Number of times that a report has emptied its share of the tree.
     pub emptied: Counter,
-    pub ejections: Counters<Ejection>,
     /// Time from the choice of the worker to the first byte of a streamed answer. Only the dashboard shows it: on the
     /// page of metrics it would be fifty series for each worker, and the workers report the same.
     pub first_token: Histogram,
-    /// Transitions of its circuit breaker, by the new state.
-    pub breaker: Counters<BreakerState>,
 }
 
-impl WorkerCounters {
+impl ReplicaCounters {
     /// Counts a report of cached tokens: tokens of the prompt, predicted tokens, cached tokens.
     pub fn cache(&self, reason: Reason, prompt: u64, predicted: u64, cached: u64) {
         self.prompt_tokens.add(reason, prompt);

@@ -1,4 +1,4 @@
-//! The check of one worker's engine. It is for workers whose health check says nothing about the engine: an engine
+//! The check of one backend's engine. It is for workers whose health check says nothing about the engine: an engine
 //! may freeze behind an HTTP server that answers.
 //!
 //! An engine shows progress in one of two ways. `/health_generate` (SGLang) generates a token, or waits for a sign
@@ -10,7 +10,12 @@ use std::{sync::Arc, time::Duration};
 use http::StatusCode;
 use tokio::time::{Instant, timeout};
 
-use super::{breaker::BreakerState, health_state::Phase, registry::Registry, worker::Worker};
+use super::{
+    backend::Backend,
+    breaker::BreakerState,
+    health_state::Phase,
+    registry::{Registry, replicas_of},
+};
 use crate::{
     engine::{EngineLoad, health::GENERATE_PATH},
     upstream::{Connection, call::Call},
@@ -42,9 +47,9 @@ enum Canary {
     Known,
 }
 
-/// The engine check of one worker.
+/// The engine check of one backend.
 pub struct EngineCheck {
-    worker: Arc<Worker>,
+    backend: Arc<Backend>,
     /// Used by these checks only.
     connection: Option<Connection>,
     canary: Canary,
@@ -57,9 +62,9 @@ pub struct EngineCheck {
 }
 
 impl EngineCheck {
-    pub fn new(worker: Arc<Worker>) -> Self {
+    pub fn new(backend: Arc<Backend>) -> Self {
         Self {
-            worker,
+            backend,
             connection: None,
             canary: Canary::Unknown,
             counts: false,
@@ -71,27 +76,27 @@ impl EngineCheck {
     /// Runs one tick. The caller ticks twice in each period of health checks.
     pub async fn tick(&mut self, registry: &Registry) {
         self.figures_in = self.figures_in.saturating_sub(1);
-        if self.worker.phase() != Phase::Healthy {
-            self.worker.engine_load.store(Arc::default());
+        if self.backend.phase() != Phase::Healthy {
+            self.backend.engine_load.store(Arc::default());
             return;
         }
         if self.figures_in == 0 || self.counts && self.is_silent() {
             self.read_figures().await;
         }
         self.learn_silence();
-        if self.canary == Canary::Unknown && !self.worker.health_covers_engine() {
+        if self.canary == Canary::Unknown && !self.backend.health_covers_engine() {
             self.send_canary(REQUEST_TIMEOUT).await;
-        } else if self.is_silent() && !self.may_be_working().await && self.is_silent() {
+        } else if self.is_silent() && !self.may_be_working(registry).await && self.is_silent() {
             self.mark_frozen(registry);
         }
     }
 
     /// Whether the worker is silent although it has requests.
     fn is_silent(&self) -> bool {
-        let worker = &self.worker;
-        worker.requests() > 0
-            && !worker.health_covers_engine()
-            && worker.silent_for() >= MIN_SILENCE
+        let backend = &self.backend;
+        backend.requests() > 0
+            && !backend.health_covers_engine()
+            && backend.silent_for() >= MIN_SILENCE
     }
 
     async fn read_figures(&mut self) {
@@ -103,30 +108,36 @@ impl EngineCheck {
         if load.is_empty() {
             self.figures_in = RETRY_PERIOD;
         }
-        if load.is_ahead_of(&self.worker.engine_load.load()) {
+        if load.is_ahead_of(&self.backend.engine_load.load()) {
             // The engine works on answers in one piece: no byte of a response arrives.
-            self.worker.received(Instant::now());
+            self.backend.received(Instant::now());
             self.counts = true;
         }
-        self.worker.engine_load.store(Arc::new(load));
+        self.backend.engine_load.store(Arc::new(load));
     }
 
     fn learn_silence(&mut self) {
-        self.worked += u32::from(self.worker.requests() > 0 && !self.is_silent());
+        self.worked += u32::from(self.backend.requests() > 0 && !self.is_silent());
         if self.worked == LEARNING_PERIOD {
             self.worked = 0;
-            self.worker.silence_limit.end_period();
+            self.backend.silence_limit.end_period();
         }
     }
 
     /// Whether a silent engine may still be working.
-    async fn may_be_working(&mut self) -> bool {
+    async fn may_be_working(&mut self, registry: &Registry) -> bool {
+        let backend = &self.backend;
+        let replicas = registry.replicas();
+        let pending =
+            replicas_of(&replicas, backend).iter().map(|replica| replica.pending_tokens());
+        let pending = pending.max().unwrap_or(0);
+        drop(replicas);
         match self.canary {
             Canary::Known => {
-                let limit = self.worker.canary_limit(MIN_CANARY_TIMEOUT);
+                let limit = backend.canary_limit(pending, MIN_CANARY_TIMEOUT);
                 self.send_canary(limit).await
             }
-            _ => !self.counts || self.worker.silent_for() < self.worker.silence_limit(),
+            _ => !self.counts || backend.silent_for() < backend.silence_limit(pending),
         }
     }
 
@@ -135,7 +146,7 @@ impl EngineCheck {
         match self.ask(GENERATE_PATH, limit).await {
             Some((status, _)) if status.is_success() => {
                 self.canary = Canary::Known;
-                self.worker.received(Instant::now());
+                self.backend.received(Instant::now());
                 true
             }
             None | Some((StatusCode::SERVICE_UNAVAILABLE, _)) => false,
@@ -148,19 +159,19 @@ impl EngineCheck {
 
     /// Marks the engine as frozen, if another worker can take its requests.
     fn mark_frozen(&self, registry: &Registry) {
-        let worker = &self.worker;
-        let is_known = worker.is_frozen() && worker.breaker() == BreakerState::Open;
-        if is_known || !registry.has_other(worker) {
+        let backend = &self.backend;
+        let is_known = backend.is_frozen() && backend.breaker() == BreakerState::Open;
+        if is_known || !registry.has_other(backend) {
             return;
         }
-        tracing::warn!("worker {}: its engine gives no sign of life", worker.url);
-        worker.freeze();
+        tracing::warn!("worker {}: its engine gives no sign of life", backend.url);
+        backend.freeze();
         registry.announce();
     }
 
     /// Sends a GET request. `None` if there was no response in time.
     async fn ask(&mut self, path: &str, limit: Duration) -> Option<(StatusCode, bytes::Bytes)> {
         let call = Call::get(path);
-        timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await.ok()?.ok()
+        timeout(limit, call.over(&mut self.connection, &self.backend.pool)).await.ok()?.ok()
     }
 }

@@ -1,11 +1,16 @@
-//! The active health check of one worker. It takes the worker out of rotation, brings it back, and detects a restart.
+//! The active health check of one backend. It takes the backend out of rotation, brings it back, and detects a restart.
 
 use std::{sync::Arc, time::Duration};
 
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
-use super::{check_timeout::CheckTimeout, health_state::Phase, registry::Registry, worker::Worker};
+use super::{
+    backend::Backend,
+    check_timeout::CheckTimeout,
+    health_state::Phase,
+    registry::{Registry, replicas_of},
+};
 use crate::{
     config::Config,
     engine::{WorkerInfo, health::HealthReport},
@@ -34,9 +39,9 @@ enum CheckError {
     Broken(#[from] UpstreamError),
 }
 
-/// The health check of one worker.
+/// The health check of one backend.
 pub struct HealthCheck {
-    worker: Arc<Worker>,
+    backend: Arc<Backend>,
     /// Used by the checks only, and kept open between them. A restart between two checks closes it, so the worker's
     /// information is read again only after a reconnect.
     connection: Option<Connection>,
@@ -50,9 +55,9 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    pub fn new(worker: Arc<Worker>, config: &Config) -> Self {
+    pub fn new(backend: Arc<Backend>, config: &Config) -> Self {
         Self {
-            worker,
+            backend,
             connection: None,
             check_timeout: CheckTimeout::new(config.health_check_timeout_secs.get()),
             failures: 0,
@@ -62,7 +67,7 @@ impl HealthCheck {
         }
     }
 
-    /// Runs one check and applies its result to the worker, to the registry, and to the worker's share of the tree.
+    /// Runs one check and applies its result to the backend, to the registry, and to the shares of its replicas in the tree.
     pub async fn tick(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
         let (sent, kept) = (Instant::now(), self.opened_at());
         match self.ask(config).await {
@@ -73,7 +78,7 @@ impl HealthCheck {
                 self.good(config, registry, tree, reconnected).await;
             }
             Err(CheckError::Broken(error)) if error.is_local() => {
-                tracing::debug!("worker {} was not checked: {error}", self.worker.url);
+                tracing::debug!("worker {} was not checked: {error}", self.backend.url);
             }
             Err(error) => {
                 if matches!(error, CheckError::Silent(_)) {
@@ -81,13 +86,13 @@ impl HealthCheck {
                 }
                 match self.reason_to_keep(config, registry, sent, &error) {
                     Some(why) => {
-                        tracing::debug!("worker {}: {error}, but {why}", self.worker.url);
+                        tracing::debug!("worker {}: {error}, but {why}", self.backend.url);
                     }
                     None => self.bad(config, registry, sent, &error),
                 }
             }
         }
-        self.worker.pool.sweep();
+        self.backend.pool.sweep();
     }
 
     /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone is no failure.
@@ -100,10 +105,10 @@ impl HealthCheck {
         error: &CheckError,
     ) -> Option<&'static str> {
         let CheckError::Silent(limit) = error else { return None };
-        if self.worker.phase() != Phase::Healthy {
+        if self.backend.phase() != Phase::Healthy {
             return None;
         }
-        if self.worker.received_since(sent) {
+        if self.backend.received_since(sent) {
             self.failing_since = None;
             return Some("bytes of its responses have come meanwhile");
         }
@@ -112,16 +117,16 @@ impl HealthCheck {
         }
         let failing_since = *self.failing_since.get_or_insert(sent);
         let longest = config.health_check_timeout_secs.get().saturating_mul(LAST_WORKER_MULTIPLE);
-        let is_last = !registry.has_other(&self.worker);
+        let is_last = !registry.has_other(&self.backend);
         (is_last && failing_since.elapsed() < longest).then_some("it is the last one in rotation")
     }
 
     async fn ask(&mut self, config: &Config) -> Result<(), CheckError> {
         let limit = self.check_timeout.limit();
         let call = Call::get(config.health_check_endpoint.as_str());
-        match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
+        match timeout(limit, call.over(&mut self.connection, &self.backend.pool)).await {
             Ok(Ok((status, body))) if status.is_success() => {
-                self.worker.set_health_covers_engine(HealthReport::parse(&body).covers_engine());
+                self.backend.set_health_covers_engine(HealthReport::parse(&body).covers_engine());
                 Ok(())
             }
             Ok(Ok((_, body))) if HealthReport::parse(&body).is_stuck() => Err(CheckError::Stuck),
@@ -146,64 +151,64 @@ impl HealthCheck {
         self.failures = 0;
         self.failing_since = None;
         self.successes = self.successes.saturating_add(1);
-        if self.worker.is_removed() {
+        if self.backend.is_removed() {
             return;
         }
-        if self.worker.phase() == Phase::Healthy {
+        if self.backend.phase() == Phase::Healthy {
             if may_be_new {
                 self.learn(config, registry, tree).await;
             }
         } else if self.successes >= config.health_success_threshold {
             // The information comes before the traffic: after a restart the tree must forget the old cache first.
             self.learn(config, registry, tree).await;
-            self.worker.set_phase(Phase::Healthy);
+            self.backend.set_phase(Phase::Healthy);
             registry.announce();
-            tracing::info!("worker {} is up", self.worker.url);
+            tracing::info!("worker {} is up", self.backend.url);
         }
     }
 
     fn bad(&mut self, config: &Config, registry: &Registry, sent: Instant, error: &CheckError) {
-        let worker = &self.worker;
+        let backend = &self.backend;
         self.successes = 0;
         self.failures = self.failures.saturating_add(1);
         self.severed |= matches!(error, CheckError::Broken(_));
         let failing_since = *self.failing_since.get_or_insert(sent);
-        let was = worker.phase();
-        worker.record_failure(error);
+        let was = backend.phase();
+        backend.record_failure(error);
         let is_down = self.failures >= config.health_failure_threshold;
         if was == Phase::Healthy {
-            worker.counters.ejections.increment(Ejection::HealthCheck);
+            backend.counters.ejections.increment(Ejection::HealthCheck);
         }
         if is_down && matches!(was, Phase::Healthy | Phase::Suspect) {
-            worker.set_phase(Phase::Down);
-            worker.pool.clear();
+            backend.set_phase(Phase::Down);
+            backend.pool.clear();
             registry.announce();
-            tracing::warn!("worker {} is down: {error}", worker.url);
-        } else if worker.health.suspect() {
+            tracing::warn!("worker {} is down: {error}", backend.url);
+        } else if backend.health.suspect() {
             registry.announce();
-            tracing::warn!("worker {} out of rotation: {error}", worker.url);
+            tracing::warn!("worker {} out of rotation: {error}", backend.url);
         } else if was == Phase::Starting && self.failures == 1 {
-            tracing::info!("waiting for worker {}: {error}", worker.url);
+            tracing::info!("waiting for worker {}: {error}", backend.url);
         } else {
-            tracing::debug!("worker {}: {error}", worker.url);
+            tracing::debug!("worker {}: {error}", backend.url);
         }
         // A busy worker may fail a check while it sends responses, and so does a worker that drains. The length of the
         // silence is no evidence: the first request may have come after the check was sent.
-        let silent = !worker.received_since(failing_since);
+        let silent = !backend.received_since(failing_since);
         let frozen = matches!(error, CheckError::Silent(_) | CheckError::Stuck)
-            && registry.has_other(worker);
+            && registry.has_other(backend);
         if silent && (frozen || is_down) {
-            worker.abort_waiters();
+            backend.abort_waiters();
         }
     }
 
-    /// Reads the worker's information. Another process (`boot_id`) has an empty cache, so its share of the tree is
+    /// Reads the worker's information. Another process (`boot_id`) has empty caches, so their shares of the tree are
     /// dropped. An engine without a `boot_id` may have restarted if its connection broke.
     async fn learn(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
         let answered = self.ask_info(config).await;
-        let worker = &self.worker;
-        if worker.is_removed() {
-            return; // its share of the tree is gone
+        let backend = &self.backend;
+        if backend.is_removed() {
+            return; // the shares of the tree are gone
         }
         let info = match answered {
             Some(info) => info,
@@ -211,22 +216,26 @@ impl HealthCheck {
             None if !self.severed => return,
             None => WorkerInfo::default(),
         };
-        let before = worker.info.load_full();
+        let before = backend.info.load_full();
         let restarted = before.boot_id.is_some() && info.boot_id != before.boot_id;
         let severed = std::mem::take(&mut self.severed);
-        let was_away = matches!(worker.phase(), Phase::Suspect | Phase::Down);
+        let was_away = matches!(backend.phase(), Phase::Suspect | Phase::Down);
         if restarted || info.boot_id.is_none() && severed && was_away {
-            worker.learned.forget(tree, worker.id);
-            tracing::info!("worker {} has restarted: its cache is empty", worker.url);
+            for replica in replicas_of(&registry.replicas(), backend) {
+                replica.learned.forget(tree, replica.id);
+            }
+            tracing::info!("worker {} has restarted: its cache is empty", backend.url);
         }
         if let Some(tokens) = info.max_total_num_tokens {
-            worker.learned.set_capacity(tree, worker.id, tokens);
+            for replica in replicas_of(&registry.replicas(), backend) {
+                replica.learned.set_capacity(tree, replica.id, tokens);
+            }
         }
         if info.models != before.models {
-            tracing::info!("worker {} serves {}", worker.url, info.models.join(", "));
+            tracing::info!("worker {} serves {}", backend.url, info.models.join(", "));
         }
         // Stored last: a reader of the new information must find the tree up to date.
-        worker.info.store(Arc::new(info));
+        backend.info.store(Arc::new(info));
         registry.announce();
     }
 
@@ -247,7 +256,7 @@ impl HealthCheck {
     async fn read(&mut self, config: &Config, path: &str) -> Option<bytes::Bytes> {
         let limit = config.health_check_timeout_secs.get();
         let call = Call::get(path);
-        match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
+        match timeout(limit, call.over(&mut self.connection, &self.backend.pool)).await {
             Ok(Ok((status, body))) if status.is_success() => Some(body),
             Ok(Ok(_)) => Some(bytes::Bytes::new()),
             _ => None,

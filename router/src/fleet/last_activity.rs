@@ -1,7 +1,7 @@
-//! The time of the last sign of life of a worker: a byte of any response.
+//! The requests in flight on an engine process, and the time of its last sign of life: a byte of any response.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -19,12 +19,18 @@ pub(super) struct LastActivity {
     last_byte: AtomicU64,
     /// Time at which the worker, idle before, got a request.
     busy_since: AtomicU64,
+    requests: AtomicU32,
     born: Instant,
 }
 
 impl LastActivity {
     pub(super) fn new(now: Instant) -> Self {
-        Self { last_byte: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
+        Self {
+            last_byte: AtomicU64::new(0),
+            busy_since: AtomicU64::new(0),
+            requests: AtomicU32::new(0),
+            born: now,
+        }
     }
 
     /// Records a byte. Returns the length in milliseconds of the silence that it ends.
@@ -37,9 +43,20 @@ impl LastActivity {
         at.saturating_sub(before.max(self.busy_since.load(Ordering::Relaxed)))
     }
 
-    /// Records a request on an idle worker: its silence starts now.
-    pub(super) fn record_request(&self, now: Instant) {
-        self.busy_since.store(self.millis(now), Ordering::Relaxed);
+    /// Records the start of a request. An idle process is not silent: its silence starts with its first request.
+    pub(super) fn request_started(&self, now: Instant) {
+        if self.requests.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.busy_since.store(self.millis(now), Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn request_ended(&self) {
+        self.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Number of requests in flight.
+    pub(super) fn requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     pub(super) fn silent_for(&self, now: Instant) -> Duration {
@@ -81,7 +98,8 @@ mod tests {
         let at = |millis| born + Duration::from_millis(millis);
         let activity = LastActivity::new(born);
         activity.record_byte(at(10));
-        activity.record_request(at(50));
+        activity.request_started(at(50));
+        activity.request_started(at(60));
         assert_eq!(activity.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(activity.record_byte(at(15)), 0, "it was idle until then");
         assert!(activity.received_since(at(5)) && !activity.received_since(at(20)));

@@ -1,8 +1,8 @@
-//! The load of a worker: its requests in flight and its prompt tokens that are not computed yet.
+//! The load of a replica: its requests in flight and its prompt tokens that are not computed yet.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The sums of all reservations on one worker (`LoadGuard`). Every request writes them, from any thread, so they have
+/// The sums of all reservations on one replica (`LoadGuard`). Every request writes them, from any thread, so they have
 /// a cache line of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -22,9 +22,8 @@ impl Load {
         self.pending_tokens.load(Ordering::Relaxed)
     }
 
-    /// Adds `count` requests. Returns the number of requests before.
-    pub(super) fn add_requests(&self, count: u32) -> u32 {
-        self.requests.fetch_add(count, Ordering::Relaxed)
+    pub(super) fn add_requests(&self, count: u32) {
+        self.requests.fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn remove_requests(&self, count: u32) {

@@ -1,13 +1,14 @@
-//! The reservation of one request in the load of its worker.
+//! The reservation of one request in the load of its replica.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
+    backend::Backend,
     breaker::Outcome,
+    replica::Replica,
     single_flight::{PrefillTicket, PrefillWaiter},
-    worker::Worker,
 };
 use crate::{
     correct::{Epoch, Prediction},
@@ -15,11 +16,11 @@ use crate::{
     policy::Reason,
 };
 
-/// The reservation of one request on its worker: one in flight, with its prompt tokens. Dropping the guard releases
+/// The reservation of one request on its replica: one in flight, with its prompt tokens. Dropping the guard releases
 /// both, so no path of a request can leave load behind.
 #[derive(Debug)]
 pub struct LoadGuard {
-    worker: Arc<Worker>,
+    replica: Arc<Replica>,
     /// Reason of the policy for this worker.
     pub reason: Reason,
     /// See [`Choice::at_owner`](crate::policy::Choice::at_owner).
@@ -48,22 +49,20 @@ pub struct LoadGuard {
     on_trial: bool,
 }
 
-impl Worker {
+impl Replica {
     /// Reserves the load of a request that needs the engine: `pending_tokens` are its uncached prompt tokens.
     pub fn reserve(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> LoadGuard {
         let mut guard = self.reserve_light(pending_tokens, reason);
         guard.is_work = true;
-        guard.on_trial = self.breaker.enter(Instant::now());
+        guard.on_trial = self.backend.breaker.enter(Instant::now());
         guard
     }
 
     /// Reserves the load of a request that does not need the engine. Its outcome says nothing about the engine.
     pub fn reserve_light(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> LoadGuard {
         let now = Instant::now();
-        if self.load.add_requests(1) == 0 {
-            // An idle worker is not silent: the silence starts with its first request.
-            self.last_activity.record_request(now);
-        }
+        self.load.add_requests(1);
+        self.backend.last_activity.request_started(now);
         let before = self.load.add_tokens(pending_tokens);
         LoadGuard {
             at_owner: None,
@@ -80,20 +79,24 @@ impl Worker {
             prediction: Prediction::default(),
             is_work: false,
             on_trial: false,
-            worker: Arc::clone(self),
+            replica: Arc::clone(self),
             reason,
         }
     }
 }
 
 impl LoadGuard {
-    pub fn worker(&self) -> &Arc<Worker> {
-        &self.worker
+    pub fn replica(&self) -> &Arc<Replica> {
+        &self.replica
+    }
+
+    pub fn backend(&self) -> &Arc<Backend> {
+        &self.replica.backend
     }
 
     /// Adds `more` completions to the one that each request has.
     pub fn add_answers(&mut self, more: u32) {
-        self.worker.load.add_requests(more);
+        self.replica.load.add_requests(more);
         self.requests += more;
     }
 
@@ -101,16 +104,16 @@ impl LoadGuard {
     /// or has been asked to compute. Does nothing if the engine itself computes a prefix once for all requests in
     /// its queue.
     pub fn share_prefix(&mut self, key: &RouteKey, held: u32) {
-        if self.worker.info.load().in_batch_prefix_sharing {
+        if self.replica.backend.info.load().in_batch_prefix_sharing {
             return;
         }
-        self.waiter = self.worker.single_flight.waiter(key, held, self.pending_tokens);
+        self.waiter = self.replica.single_flight.waiter(key, held, self.pending_tokens);
         if self.waiter.is_some() {
-            self.worker.counters.prefix_waits.increment();
+            self.replica.counters.prefix_waits.increment();
         }
         // An answer in one piece arrives after its last token, so it does not tell when the prefix was computed.
         if key.stream {
-            self.ticket = self.worker.single_flight.ticket(key, held);
+            self.ticket = self.replica.single_flight.ticket(key, held);
         }
     }
 
@@ -126,8 +129,8 @@ impl LoadGuard {
     pub fn prefill_done(&mut self, streamed: bool) {
         if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
             let waited = since.elapsed();
-            self.worker.first_byte_time.observe(self.tokens_ahead, waited);
-            self.worker.counters.first_token.observe(waited);
+            self.replica.backend.first_byte_time.observe(self.tokens_ahead, waited);
+            self.replica.counters.first_token.observe(waited);
             self.waited = Some(waited);
         }
         self.release_tokens();
@@ -137,18 +140,18 @@ impl LoadGuard {
     /// speed of the worker.
     pub fn computed(&mut self, tokens: u64) {
         if let Some(waited) = self.waited.take() {
-            self.worker.speed.observe(self.tokens_before, tokens, waited);
+            self.replica.backend.speed.observe(self.tokens_before, tokens, waited);
         }
     }
 
     /// Expected time until the prompt and all prompts ahead of it are computed.
     pub fn expected_prefill(&self) -> Duration {
-        self.worker.first_byte_time.expected(self.tokens_ahead)
+        self.replica.backend.first_byte_time.expected(self.tokens_ahead)
     }
 
     /// The limit for the first byte, which follows from earlier first bytes of the worker.
     pub fn first_token_limit(&self) -> Duration {
-        self.worker.first_token_limit(self.tokens_ahead)
+        self.replica.backend.first_token_limit(self.tokens_ahead)
     }
 
     /// Passes an outcome to the breaker of the worker: once for the start of the response, and again when the
@@ -157,26 +160,26 @@ impl LoadGuard {
     pub fn record(&mut self, outcome: Outcome) {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // The first byte takes at least this long.
-            self.worker.first_byte_time.observe(self.tokens_ahead, since.elapsed());
+            self.replica.backend.first_byte_time.observe(self.tokens_ahead, since.elapsed());
         }
         if self.is_work && outcome == Outcome::Answered {
-            self.worker.longest_answer.observe(self.reserved_at.elapsed());
+            self.replica.backend.longest_answer.observe(self.reserved_at.elapsed());
             // Each answer makes earlier long pauses count less.
-            self.worker.longest_pause.observe(Duration::ZERO);
+            self.replica.backend.longest_pause.observe(Duration::ZERO);
         }
         if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
             return;
         }
         let on_trial = std::mem::take(&mut self.on_trial);
-        self.worker.record(outcome, on_trial);
+        self.replica.backend.record(outcome, on_trial);
     }
 
     fn release_tokens(&mut self) {
         let tokens = std::mem::take(&mut self.pending_tokens);
-        self.worker.load.remove_tokens(tokens);
+        self.replica.load.remove_tokens(tokens);
         self.ticket = None;
         if let Some(epoch) = self.epoch.take() {
-            self.worker.learned.end(&epoch);
+            self.replica.learned.end(&epoch);
         }
     }
 }
@@ -184,9 +187,10 @@ impl LoadGuard {
 impl Drop for LoadGuard {
     fn drop(&mut self) {
         self.release_tokens();
-        self.worker.load.remove_requests(self.requests);
+        self.replica.load.remove_requests(self.requests);
+        self.replica.backend.last_activity.request_ended();
         if self.on_trial {
-            self.worker.breaker.leave_trial();
+            self.replica.backend.breaker.leave_trial();
         }
     }
 }
@@ -200,7 +204,7 @@ mod tests {
 
     const TRIAL_AFTER: Duration = Duration::from_secs(5);
 
-    fn worker() -> Arc<Worker> {
+    fn worker() -> Arc<Replica> {
         let config = Config {
             worker_urls: vec!["http://127.0.0.1:1".parse().expect("a URL")],
             cb_failure_threshold: 1,
@@ -208,11 +212,11 @@ mod tests {
             ..Config::default()
         };
         let router = Router::new(config).expect("a router");
-        Arc::clone(&router.registry.workers()[0])
+        Arc::clone(&router.registry.replicas()[0])
     }
 
-    fn admits(worker: &Worker) -> bool {
-        worker.breaker.admits(Instant::now())
+    fn admits(worker: &Replica) -> bool {
+        worker.backend.breaker.admits(Instant::now())
     }
 
     #[tokio::test(start_paused = true)]
@@ -227,7 +231,7 @@ mod tests {
             let mut trial = worker.reserve(0, Reason::Cold);
             assert!(!admits(&worker), "{outcome:?}");
             // A stream that started before the breaker opened still flows, so the worker is not stuck.
-            worker.received(Instant::now());
+            worker.backend.received(Instant::now());
             if let Some(outcome) = outcome {
                 trial.record(outcome);
             }
@@ -239,20 +243,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_pauses_of_streams_raise_the_limit_until_answers_without_them_lower_it() {
         let (worker, least) = (worker(), Duration::from_secs(2));
-        assert_eq!(worker.pause_limit(least), least);
-        worker.stream_paused(Duration::from_secs(3));
-        assert_eq!(worker.pause_limit(least), Duration::from_secs(12));
+        assert_eq!(worker.backend.pause_limit(least), least);
+        worker.backend.stream_paused(Duration::from_secs(3));
+        assert_eq!(worker.backend.pause_limit(least), Duration::from_secs(12));
         for _ in 0..400 {
             worker.reserve(0, Reason::Cold).record(Outcome::Answered);
         }
-        assert_eq!(worker.pause_limit(least), least);
+        assert_eq!(worker.backend.pause_limit(least), least);
     }
 
     fn prompt() -> RouteKey {
         RouteKey { blocks: (0..64).collect(), stream: true, ..RouteKey::default() }
     }
 
-    fn sibling(worker: &Arc<Worker>) -> LoadGuard {
+    fn sibling(worker: &Arc<Replica>) -> LoadGuard {
         let mut guard = worker.reserve(1000, Reason::CacheHit);
         guard.share_prefix(&prompt(), 64);
         guard

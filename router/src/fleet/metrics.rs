@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{breaker::BreakerState, counters::WorkerCounters, health_state::Phase, worker::Worker};
+use super::{
+    backend::Backend, breaker::BreakerState, counters::ReplicaCounters, health_state::Phase,
+    registry::backends, replica::Replica,
+};
 use crate::{
     metrics::{Counters, Family, Label, Page},
     tree::PrefixTree,
@@ -89,67 +92,81 @@ const TREE_BLOCKS: Family = Family::gauge(
     &["worker"],
 );
 
-/// Writes the counters of `workers` and their present state.
-pub fn write(page: &mut Page, workers: &[Arc<Worker>], tree: &PrefixTree) {
-    counters(page, &SELECTIONS, workers, |counters| &counters.selections);
-    counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
-    counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
-    counters(page, &CACHED_TOKENS, workers, |counters| &counters.cached_tokens);
-    values(page, &UNREPORTED, workers, |worker| worker.counters.unreported.get());
-    values(page, &PREFIX_WAITS, workers, |worker| worker.counters.prefix_waits.get());
-    values(page, &EVICTED_BLOCKS, workers, |worker| worker.counters.evicted_blocks.get());
-    values(page, &EMPTIED, workers, |worker| worker.counters.emptied.get());
-    counters(page, &EJECTIONS, workers, |counters| &counters.ejections);
-    counters(page, &TRANSITIONS, workers, |counters| &counters.breaker);
-    states(page, &BREAKER, workers, BreakerState::as_str, Worker::breaker);
-    states(page, &PHASE, workers, Phase::as_str, Worker::phase);
-    values(page, &TAKES_REQUESTS, workers, |worker| u64::from(worker.takes_requests()));
-    values(page, &REQUESTS, workers, |worker| u64::from(worker.requests()));
-    values(page, &PENDING_TOKENS, workers, Worker::pending_tokens);
-    values(page, &TREE_BLOCKS, workers, |worker| tree.owned_by(worker.id));
+/// Writes the counters of the workers and their present state.
+pub fn write(page: &mut Page, replicas: &[Arc<Replica>], tree: &PrefixTree) {
+    counters(page, &SELECTIONS, replicas, |counters| &counters.selections);
+    counters(page, &PROMPT_TOKENS, replicas, |counters| &counters.prompt_tokens);
+    counters(page, &PREDICTED_TOKENS, replicas, |counters| &counters.predicted_tokens);
+    counters(page, &CACHED_TOKENS, replicas, |counters| &counters.cached_tokens);
+    values(page, &UNREPORTED, replicas, |replica| replica.counters.unreported.get());
+    values(page, &PREFIX_WAITS, replicas, |replica| replica.counters.prefix_waits.get());
+    values(page, &EVICTED_BLOCKS, replicas, |replica| replica.counters.evicted_blocks.get());
+    values(page, &EMPTIED, replicas, |replica| replica.counters.emptied.get());
+    page.family(&EJECTIONS);
+    for backend in backends(replicas) {
+        occurred(page, backend.url.as_str(), &backend.counters.ejections);
+    }
+    page.family(&TRANSITIONS);
+    for backend in backends(replicas) {
+        occurred(page, backend.url.as_str(), &backend.counters.breaker);
+    }
+    states(page, &BREAKER, replicas, BreakerState::as_str, Backend::breaker);
+    states(page, &PHASE, replicas, Phase::as_str, Backend::phase);
+    page.family(&TAKES_REQUESTS);
+    for backend in backends(replicas) {
+        page.sample(&[backend.url.as_str()], u64::from(backend.takes_requests()));
+    }
+    values(page, &REQUESTS, replicas, |replica| u64::from(replica.requests()));
+    values(page, &PENDING_TOKENS, replicas, Replica::pending_tokens);
+    values(page, &TREE_BLOCKS, replicas, |replica| tree.owned_by(replica.id));
 }
 
-/// Writes a family with one series for each worker.
+/// Writes a family with one series for each replica.
 fn values(
     page: &mut Page,
     family: &'static Family,
-    workers: &[Arc<Worker>],
-    value: impl Fn(&Worker) -> u64,
+    replicas: &[Arc<Replica>],
+    value: impl Fn(&Replica) -> u64,
 ) {
     page.family(family);
-    for worker in workers {
-        page.sample(&[worker.url.as_str()], value(worker));
+    for replica in replicas {
+        page.sample(&[replica.name()], value(replica));
     }
 }
 
-/// Writes a family with a series for each worker and state: 1 for the present state of the worker, 0 for the others.
+/// Writes a family with a series for each backend and state: 1 for the present state of the backend, 0 for the others.
 fn states<S: Label + PartialEq>(
     page: &mut Page,
     family: &'static Family,
-    workers: &[Arc<Worker>],
+    replicas: &[Arc<Replica>],
     name: fn(S) -> &'static str,
-    now: fn(&Worker) -> S,
+    now: fn(&Backend) -> S,
 ) {
     page.family(family);
-    for worker in workers {
-        let now = now(worker);
+    for backend in backends(replicas) {
+        let now = now(backend);
         for state in S::ALL {
-            page.sample(&[worker.url.as_str(), name(*state)], u64::from(*state == now));
+            page.sample(&[backend.url.as_str(), name(*state)], u64::from(*state == now));
         }
     }
 }
 
-/// Writes a family with a series for each worker and each label value that has occurred on it.
+/// Writes a family with a series for each replica and each label value that has occurred on it.
 fn counters<L: Label>(
     page: &mut Page,
     family: &'static Family,
-    workers: &[Arc<Worker>],
-    counters: fn(&WorkerCounters) -> &Counters<L>,
+    replicas: &[Arc<Replica>],
+    counters: fn(&ReplicaCounters) -> &Counters<L>,
 ) {
     page.family(family);
-    for worker in workers {
-        for (value, count) in counters(&worker.counters).iter().filter(|(_, count)| *count > 0) {
-            page.sample(&[worker.url.as_str(), value.as_str()], count);
-        }
+    for replica in replicas {
+        occurred(page, replica.name(), counters(&replica.counters));
+    }
+}
+
+/// Writes a sample for each label value of `counters` that has occurred.
+fn occurred<L: Label>(page: &mut Page, worker: &str, counters: &Counters<L>) {
+    for (value, count) in counters.iter().filter(|(_, count)| *count > 0) {
+        page.sample(&[worker, value.as_str()], count);
     }
 }

@@ -1,5 +1,8 @@
 //! The workers: registration, health checks, circuit breaker, load, and what the router has learned about each.
+//!
+//! A worker is a [`Replica`]: one KV cache and its queue. Its [`Backend`] is the engine process behind its URL.
 
+mod backend;
 mod breaker;
 mod check_timeout;
 mod counters;
@@ -14,14 +17,15 @@ mod load_guard;
 pub mod metrics;
 pub mod other_routers;
 pub mod registry;
+mod replica;
 mod silence_limit;
 mod single_flight;
 pub mod speed;
-mod worker;
 
+pub use backend::Backend;
 pub use breaker::{BreakerState, Outcome};
-pub use counters::WorkerCounters;
+pub use counters::{BackendCounters, ReplicaCounters};
 pub use health_state::Phase;
 pub use last_failure::LastFailure;
 pub use load_guard::LoadGuard;
-pub use worker::{Worker, WorkerView};
+pub use replica::{Replica, WorkerView};

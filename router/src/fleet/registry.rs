@@ -1,8 +1,11 @@
 //! The set of workers. Every request reads it without a lock; a change replaces the whole set.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use arc_swap::{ArcSwap, Guard};
@@ -10,8 +13,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
+    backend::Backend,
     health_state::Phase,
-    worker::{Worker, WorkerView},
+    replica::{Replica, WorkerView},
 };
 use crate::{
     config::Config,
@@ -20,11 +24,12 @@ use crate::{
     upstream::Pool,
 };
 
-pub type Snapshot = Vec<Arc<Worker>>;
+/// All replicas; those of one backend are neighbours.
+pub type Snapshot = Vec<Arc<Replica>>;
 
 #[derive(Debug, Default)]
 pub struct Registry {
-    workers: ArcSwap<Snapshot>,
+    replicas: ArcSwap<Snapshot>,
     /// The next worker id. Its lock serialises changes of the set; readers never take it.
     next_id: Mutex<u32>,
     /// Notified when the set or the phase of a worker changes: requests may wait for a healthy worker.
@@ -34,20 +39,22 @@ pub struct Registry {
 }
 
 impl Registry {
-    pub fn workers(&self) -> Guard<Arc<Snapshot>> {
-        self.workers.load()
+    pub fn replicas(&self) -> Guard<Arc<Snapshot>> {
+        self.replicas.load()
     }
 
     /// The workers for `/workers` and the bindings.
     pub fn views(&self) -> Vec<WorkerView> {
-        self.workers().iter().map(|worker| worker.view()).collect()
+        self.replicas().iter().map(|replica| replica.view()).collect()
     }
 
-    /// Whether another worker can take the requests of `worker` now.
-    pub fn has_other(&self, worker: &Worker) -> bool {
-        let info = worker.info.load();
-        self.workers().iter().any(|other| {
-            other.id != worker.id && other.takes_requests() && info.shares_model(&other.info.load())
+    /// Whether another process can take the requests of `backend` now.
+    pub fn has_other(&self, backend: &Backend) -> bool {
+        let info = backend.info.load();
+        backends(&self.replicas()).any(|other| {
+            !ptr::eq(&raw const **other, backend)
+                && other.takes_requests()
+                && info.shares_model(&other.info.load())
         })
     }
 
@@ -56,52 +63,54 @@ impl Registry {
         self.mixed.load(Ordering::Relaxed)
     }
 
-    pub fn add(&self, url: WorkerUrl, pool: Pool, config: &Config) -> Result<Arc<Worker>, Error> {
+    pub fn add(&self, url: WorkerUrl, pool: Pool, config: &Config) -> Result<Arc<Replica>, Error> {
         let mut next_id = self.next_id.lock();
-        let mut workers = Snapshot::clone(&self.workers());
-        if workers.iter().any(|worker| worker.url == url) {
+        let mut replicas = Snapshot::clone(&self.replicas());
+        if backends(&replicas).any(|backend| backend.url == url) {
             return Err(Error::WorkerExists(url.to_string()));
         }
-        let worker = Arc::new(Worker::new(WorkerId(*next_id), url, pool, config));
+        let backend = Arc::new(Backend::new(url, pool, config));
+        let replica = Arc::new(Replica::new(WorkerId(*next_id), backend, config));
         *next_id += 1;
-        workers.push(Arc::clone(&worker));
-        self.workers.store(Arc::new(workers));
+        replicas.push(Arc::clone(&replica));
+        self.replicas.store(Arc::new(replicas));
         self.announce();
-        Ok(worker)
+        Ok(replica)
     }
 
-    pub fn remove(&self, url: &WorkerUrl) -> Result<Arc<Worker>, Error> {
+    /// Removes the backend with this URL. Returns its replicas.
+    pub fn remove(&self, url: &WorkerUrl) -> Result<Snapshot, Error> {
         let _changing = self.next_id.lock();
-        let mut workers = Snapshot::clone(&self.workers());
-        let Some(index) = workers.iter().position(|worker| worker.url == *url) else {
+        let (removed, replicas): (Snapshot, Snapshot) =
+            self.replicas().iter().cloned().partition(|replica| replica.backend.url == *url);
+        if removed.is_empty() {
             return Err(Error::WorkerUnknown(url.to_string()));
-        };
-        // `remove` and not `swap_remove`: round robin and readers of the list rely on the order.
-        let worker = workers.remove(index);
-        self.workers.store(Arc::new(workers));
+        }
+        self.replicas.store(Arc::new(replicas));
         self.announce();
-        Ok(worker)
+        Ok(removed)
     }
 
     /// Notifies the waiting requests that the set or the phase of a worker has changed.
     pub fn announce(&self) {
-        let mut mixed = false;
-        if let [first, others @ ..] = &self.workers()[..] {
+        let replicas = self.replicas();
+        let mut backends = backends(&replicas);
+        let mixed = backends.next().is_some_and(|first| {
             let first = first.info.load();
-            mixed = others.iter().any(|worker| worker.info.load().models != first.models);
-        }
+            backends.any(|other| other.info.load().models != first.models)
+        });
         self.mixed.store(mixed, Ordering::Relaxed);
         self.changed.notify_waiters();
     }
 
     /// Resolves when `holds` is true of the workers; at once if it is true now.
-    pub async fn wait_until(&self, holds: impl Fn(&[Arc<Worker>]) -> bool) {
+    pub async fn wait_until(&self, holds: impl Fn(&[Arc<Replica>]) -> bool) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             // Registered before the test: a notification in between would be lost otherwise.
             changed.as_mut().enable();
-            if holds(&self.workers()) {
+            if holds(&self.replicas()) {
                 return;
             }
             changed.await;
@@ -109,24 +118,40 @@ impl Registry {
     }
 }
 
+/// The backends of `replicas`, each once.
+pub fn backends(replicas: &[Arc<Replica>]) -> impl Iterator<Item = &Arc<Backend>> {
+    replicas_by_backend(replicas).map(|replicas| &replicas[0].backend)
+}
+
+/// The replicas of each backend.
+fn replicas_by_backend(replicas: &[Arc<Replica>]) -> impl Iterator<Item = &[Arc<Replica>]> {
+    replicas.chunk_by(|one, next| Arc::ptr_eq(&one.backend, &next.backend))
+}
+
+/// The replicas of `backend`; empty if it was removed.
+pub fn replicas_of<'a>(replicas: &'a [Arc<Replica>], backend: &Backend) -> &'a [Arc<Replica>] {
+    let is_own = |replicas: &&[Arc<Replica>]| ptr::eq(&raw const *replicas[0].backend, backend);
+    replicas_by_backend(replicas).find(is_own).unwrap_or_default()
+}
+
 /// Whether a worker in rotation can take a request for `model`.
-pub fn any_healthy(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
-    let only = known(workers, model);
-    workers.iter().any(|worker| worker.is_in_rotation() && worker.may_serve(only))
+pub fn any_healthy(replicas: &[Arc<Replica>], model: Option<ModelName>) -> bool {
+    let only = known(replicas, model);
+    backends(replicas).any(|backend| backend.is_in_rotation() && backend.may_serve(only))
 }
 
 /// Whether a worker for `model` is healthy or suspect. A suspect worker has failed once; its next health check may
 /// bring it back.
-pub fn any_expected(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
-    let only = known(workers, model);
-    workers.iter().any(|worker| {
-        let is_up = matches!(worker.phase(), Phase::Healthy | Phase::Suspect);
-        is_up && !worker.is_withheld() && worker.may_serve(only)
+pub fn any_expected(replicas: &[Arc<Replica>], model: Option<ModelName>) -> bool {
+    let only = known(replicas, model);
+    backends(replicas).any(|backend| {
+        let is_up = matches!(backend.phase(), Phase::Healthy | Phase::Suspect);
+        is_up && !backend.is_withheld() && backend.may_serve(only)
     })
 }
 
 /// Returns `model` if some worker serves it: then only such workers get the request. Otherwise any worker gets it, and
 /// decides on the unknown model itself.
-pub fn known(workers: &[Arc<Worker>], model: Option<ModelName>) -> Option<ModelName> {
-    model.filter(|model| workers.iter().any(|worker| worker.info.load().serves(*model)))
+pub fn known(replicas: &[Arc<Replica>], model: Option<ModelName>) -> Option<ModelName> {
+    model.filter(|model| backends(replicas).any(|backend| backend.info.load().serves(*model)))
 }

@@ -23,7 +23,7 @@ use crate::{
     engine::expect::Expect,
     error::{Error, Refusal},
     fleet::{
-        LoadGuard, Outcome,
+        Backend, LoadGuard, Outcome,
         registry::{any_expected, any_healthy},
     },
     key::RouteKey,
@@ -85,15 +85,15 @@ impl<'a> Round<'a> {
                 self.job.failed.clear();
                 continue;
             };
-            let worker = Arc::clone(guard.worker());
+            let replica = Arc::clone(guard.replica());
             let error = match self.attempt(guard).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
-            self.tried.push(worker.id);
+            self.tried.push(replica.id);
             if !matches!(error, AttemptError::Busy(_)) {
                 self.job.failures += 1;
-                self.job.failed.push(worker.id);
+                self.job.failed.push(replica.id);
                 if !self.may_retry(&error) {
                     return Err(self.decide(error));
                 }
@@ -150,10 +150,10 @@ impl<'a> Round<'a> {
         let place = place.map_err(|refusal| {
             // A suspect worker may be back after its next health check.
             let is_expected =
-                router.queue.is_on() && any_expected(&router.registry.workers(), model);
+                router.queue.is_on() && any_expected(&router.registry.replicas(), model);
             if is_expected { refusal } else { Error::NoHealthyWorker { waited: Duration::ZERO } }
         })?;
-        let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
+        let healthy = router.registry.wait_until(|replicas| any_healthy(replicas, model));
         let waiting = timer.limit(until, healthy);
         if place.unless_aborted(&mut queue.aborts(), waiting).await?.is_none() {
             place.expired();
@@ -174,14 +174,14 @@ impl<'a> Round<'a> {
     async fn attempt(&mut self, guard: LoadGuard) -> Result<Reply, AttemptError> {
         let Job { deadline, failures, .. } = *self.job;
         let model = self.job.lane();
-        let asking = self.is_original.then(|| self.job.body_with_usage(guard.worker())).flatten();
+        let asking = self.is_original.then(|| self.job.body_with_usage(guard.backend())).flatten();
         let Job { router, request, key, endpoint, timer, log, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
         let begun = Instant::now();
         router.metrics.retry(self.cause.take());
-        let worker = Arc::clone(guard.worker());
-        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&worker, guard.reason)) {
+        let replica = Arc::clone(guard.replica());
+        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&replica, guard.reason)) {
             request.name_trace(trace);
         }
         let key = key.as_ref();
@@ -200,20 +200,20 @@ impl<'a> Round<'a> {
             if let Some(prefix) = prefix {
                 prefix.await;
             }
-            exchange.with(&worker).await
+            exchange.with(&replica).await
         };
         let answer = pin!(async {
             tokio::select! {
                 biased;
                 outcome = asked => outcome,
-                () = worker.lost() => Err(AttemptError::Lost),
+                () = replica.backend.lost() => Err(AttemptError::Lost),
             }
         });
         let may_leave = || {
             // The request has moved once. If it is late again, the request itself is slow.
             failures < router.config.retries()
                 && *deaths + 1 < MAX_DEATHS
-                && has_other(router, model, worker.id, &self.tried)
+                && has_other(router, model, &replica.backend, &self.tried)
                 && take_retry(router)
         };
         let waiting = Waiting { timer, deadline, expect, prefilled: &prefilled };
@@ -274,7 +274,7 @@ impl Pending<'_> {
         let streams = self.key.is_some_and(|key| key.stream);
         guard.prefill_done(streams && head.status.is_success());
         guard.record(Outcome::Begun);
-        guard.worker().received(Instant::now());
+        guard.backend().received(Instant::now());
         Reply { head, first, rest, guard, asked_usage }
     }
 
@@ -296,33 +296,32 @@ fn record_failure(router: &Router, error: &AttemptError, guard: &mut LoadGuard, 
     if let Some(outcome) = error.outcome() {
         guard.record(outcome);
     }
-    let worker = guard.worker();
+    let backend = guard.backend();
     match error {
         // The listen backlog of a busy worker may be full.
         AttemptError::Broken(UpstreamError::ConnectTimeout(_))
-            if worker.received_since(begun) || !router.registry.has_other(worker) =>
+            if backend.received_since(begun) || !router.registry.has_other(backend) =>
         {
             router.metrics.upstream_error(error.failure());
         }
         AttemptError::Broken(cause) if !cause.is_local() => {
-            router.suspect(worker, error.failure(), cause);
+            router.suspect(backend, error.failure(), cause);
         }
         AttemptError::Broken(_) | AttemptError::Garbage(_) | AttemptError::Late(_) => {
             router.metrics.upstream_error(error.failure());
-            tracing::warn!("worker {}: {error}", worker.url);
+            tracing::warn!("worker {}: {error}", backend.url);
         }
         _ => router.metrics.upstream_error(error.failure()),
     }
 }
 
-/// Whether another worker, not yet asked in this round, takes requests for the model.
-fn has_other(router: &Router, model: Lane, current: WorkerId, tried: &[WorkerId]) -> bool {
-    let is_other = |id| id != current && !tried.contains(&id);
-    router
-        .registry
-        .workers()
-        .iter()
-        .any(|worker| is_other(worker.id) && worker.takes_requests() && worker.may_serve(model))
+/// Whether a worker of another process, not yet asked in this round, takes requests for the model.
+fn has_other(router: &Router, model: Lane, current: &Arc<Backend>, tried: &[WorkerId]) -> bool {
+    router.registry.replicas().iter().any(|replica| {
+        let backend = &replica.backend;
+        let is_other = !Arc::ptr_eq(backend, current) && !tried.contains(&replica.id);
+        is_other && backend.takes_requests() && backend.may_serve(model)
+    })
 }
 
 fn take_retry(router: &Router) -> bool {
@@ -370,14 +369,18 @@ mod tests {
                 }
             }
         });
-        router.registry.wait_until(|workers| any_healthy(workers, None)).await;
-        let worker = Arc::clone(&router.registry.workers()[0]);
+        router.registry.wait_until(|replicas| any_healthy(replicas, None)).await;
+        let replica = Arc::clone(&router.registry.replicas()[0]);
         for (code, ejections) in [(OUT_OF_FILES, 0), (CONNECTION_REFUSED, 1)] {
             let error = UpstreamError::Connect(io::Error::from_raw_os_error(code));
-            let mut guard = worker.reserve(0, Reason::Cold);
+            let mut guard = replica.reserve(0, Reason::Cold);
             record_failure(&router, &AttemptError::Broken(error), &mut guard, Instant::now());
-            assert_eq!(worker.phase() == Phase::Healthy, ejections == 0, "{code}");
-            assert_eq!(worker.counters.ejections.get(Ejection::Request), ejections, "{code}");
+            assert_eq!(replica.backend.phase() == Phase::Healthy, ejections == 0, "{code}");
+            assert_eq!(
+                replica.backend.counters.ejections.get(Ejection::Request),
+                ejections,
+                "{code}"
+            );
         }
         serving.abort();
         router.retire();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     engine::{PROMPT_TOKENS, expect::Expect},
     error::Refusal,
-    fleet::Worker,
+    fleet::Replica,
     metrics::Metrics,
     upstream::{Connection, UpstreamError},
 };
@@ -32,13 +32,13 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Sends the request to `worker`, over an idle connection if there is one.
-    pub(super) async fn with(&self, worker: &Worker) -> Result<PeekedResponse, AttemptError> {
+    /// Sends the request to `replica`, over an idle connection if there is one.
+    pub(super) async fn with(&self, replica: &Replica) -> Result<PeekedResponse, AttemptError> {
         let mut broken = None;
-        if let Some(connection) = worker.pool.checkout() {
+        if let Some(connection) = replica.backend.pool.checkout() {
             self.metrics.connection(true);
             let opened_at = connection.opened_at();
-            match self.over(connection, worker).await {
+            match self.over(connection, replica).await {
                 // The worker has probably closed the idle connection at this moment. A new connection shows whether
                 // the worker is alive.
                 Err(AttemptError::Broken(error @ UpstreamError::Reset(_))) => {
@@ -48,8 +48,8 @@ impl Exchange<'_> {
             }
         }
         self.metrics.connection(false);
-        match worker.pool.connect(broken.as_ref().map(|(opened_at, _)| *opened_at)).await {
-            Ok(connection) => self.over(connection, worker).await,
+        match replica.backend.pool.connect(broken.as_ref().map(|(opened_at, _)| *opened_at)).await {
+            Ok(connection) => self.over(connection, replica).await,
             // The worker is gone, and the error of the first connection says more.
             Err(error) => Err(AttemptError::Broken(broken.map_or(error, |(_, error)| error))),
         }
@@ -58,9 +58,9 @@ impl Exchange<'_> {
     async fn over(
         &self,
         mut connection: Connection,
-        worker: &Worker,
+        replica: &Replica,
     ) -> Result<PeekedResponse, AttemptError> {
-        let request = self.request.to(worker, self.body.clone());
+        let request = self.request.to(replica, self.body.clone());
         let (head, mut incoming) = connection.send(request).await?.into_parts();
         let busy = matches!(head.status.as_u16(), 429 | 503);
         if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
@@ -68,7 +68,7 @@ impl Exchange<'_> {
                 Err(UpstreamError::TooLarge(_)) => Bytes::new(),
                 read => read?,
             };
-            worker.pool.checkin(connection);
+            replica.backend.pool.checkin(connection);
             let refusal = Box::new(Refusal { status: head.status, headers: head.headers, body });
             return Err(if busy {
                 AttemptError::Busy(refusal)
@@ -90,7 +90,7 @@ impl Exchange<'_> {
         if !ended {
             return Ok(PeekedResponse { head, first, rest: Some(Rest { incoming, connection }) });
         }
-        worker.pool.checkin(connection);
+        replica.backend.pool.checkin(connection);
         expect.is_whole(&first).map_err(AttemptError::Garbage)?;
         Ok(PeekedResponse { head, first, rest: None })
     }

@@ -12,7 +12,7 @@ use crate::{
     endpoint::Endpoint,
     engine::{Runtime, continuation, include_usage},
     error::Error,
-    fleet::{Worker, registry::known},
+    fleet::{Backend, registry::known},
     key::{self, Route, RouteKey},
     names::{ModelName, WorkerId},
     proxy::request::WorkerRequest,
@@ -122,7 +122,7 @@ impl Job {
 
     /// The line for this request: one for each served model, one for all other requests.
     pub(super) fn lane(&self) -> Lane {
-        known(&self.router.registry.workers(), self.model())
+        known(&self.router.registry.replicas(), self.model())
     }
 
     /// End of the time in the queue, for all waits of the request together.
@@ -146,12 +146,12 @@ impl Job {
         Error::QueueTimeout { waited, retry_after: self.router.queue.advice() }
     }
 
-    /// The body with a request for token counts, if `worker` reports the counts of a stream only on request and the
+    /// The body with a request for token counts, if `backend` reports the counts of a stream only on request and the
     /// client leaves `stream_options` open. This project's workers report the counts in the head of the response.
-    pub(super) fn body_with_usage(&self, worker: &Worker) -> Option<Bytes> {
+    pub(super) fn body_with_usage(&self, backend: &Backend) -> Option<Bytes> {
         let key = self.key.as_ref().filter(|key| key.stream && !key.has_stream_options)?;
         let is_openai = matches!(self.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
-        let runtime = worker.info.load().runtime;
+        let runtime = backend.info.load().runtime;
         let understands = matches!(runtime, Some(Runtime::Sglang | Runtime::Vllm));
         let is_asked = is_openai && understands && !key.continues;
         is_asked.then(|| include_usage::ask(&self.request.body)).flatten()
@@ -194,7 +194,7 @@ mod tests {
         let router = Router::new(config).expect("a config to start with");
         let models = br#"{"data":[{"id":"m"}]}"#;
         let info = WorkerInfo::default().with_models(models);
-        router.registry.workers()[0].info.store(Arc::new(info));
+        router.registry.replicas()[0].backend.info.store(Arc::new(info));
         router.registry.announce();
         let in_flight = router.gate.enter().expect("it serves");
         let request = WorkerRequest::of_body(br#"{"model":"m"}"#);

@@ -13,7 +13,7 @@ use crate::{
     config::ApiKey,
     engine::continuation,
     error::Error,
-    fleet::Worker,
+    fleet::Replica,
     key::session_of,
     router::Router,
     telemetry,
@@ -101,14 +101,14 @@ impl WorkerRequest {
         self.headers.contains_key(continuation::HEADER)
     }
 
-    /// Builds the request for `worker`. `body` is the client's body, or one made from it.
-    pub fn to(&self, worker: &Worker, body: Bytes) -> Request<Full<Bytes>> {
+    /// Builds the request for `replica`. `body` is the client's body, or one made from it.
+    pub fn to(&self, replica: &Replica, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
-        request.headers_mut().insert(header::HOST, worker.pool.host_header());
-        if let Some(key) = worker.pool.authorization() {
+        request.headers_mut().insert(header::HOST, replica.backend.pool.host_header());
+        if let Some(key) = replica.backend.pool.authorization() {
             let headers = request.headers_mut();
             headers.insert(header::AUTHORIZATION, key);
             headers.remove(X_API_KEY);

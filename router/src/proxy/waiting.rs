@@ -52,9 +52,9 @@ impl Waiting<'_> {
             }
             guard.prefill_done(false);
         }
-        let worker = guard.worker().clone();
+        let backend = guard.backend().clone();
         for round in 1.. {
-            let limit = if streamed { guard.first_token_limit() } else { worker.answer_limit() };
+            let limit = if streamed { guard.first_token_limit() } else { backend.answer_limit() };
             let Some(at) = begun.checked_add(limit.saturating_mul(round)) else { break };
             if at >= self.deadline {
                 break;
@@ -62,8 +62,8 @@ impl Waiting<'_> {
             if let Some(outcome) = self.timer.limit(at, asking.as_mut()).await {
                 return outcome;
             }
-            let silent = worker.is_silent_for(limit);
-            let overdue = streamed && round >= OVERDUE_FACTOR && !worker.makes_progress();
+            let silent = backend.is_silent_for(limit);
+            let overdue = streamed && round >= OVERDUE_FACTOR && !backend.makes_progress();
             if (silent || overdue) && may_leave() {
                 return Err(AttemptError::Late(limit));
             }

@@ -15,11 +15,12 @@ impl Router {
     /// Applies a report of a worker on a prompt. A response may have several reports; the first one with cached tokens
     /// counts.
     pub fn learn(&self, key: &RouteKey, guard: &mut LoadGuard, usage: Usage) {
-        let worker = Arc::clone(guard.worker());
+        let replica = Arc::clone(guard.replica());
         let prediction = &mut guard.prediction;
-        let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
+        let (report, finding) =
+            replica.learned.learn(&self.tree, replica.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
-            worker.counters.cache(guard.reason, prompt, predicted, cached);
+            replica.counters.cache(guard.reason, prompt, predicted, cached);
             guard.computed(prompt - cached);
             // A worker may know a prompt whose text the router does not see, so such prompts are no evidence.
             let at_owner = guard.at_owner.filter(|_| key.measure != Measure::Unknown);
@@ -28,22 +29,26 @@ impl Router {
                 self.owner_share.observe(at_owner, unknown, found, Instant::now());
             }
         }
-        let url = &worker.url;
+        let name = replica.name();
         match finding {
             Some(Finding::Evicted { blocks }) => {
-                worker.counters.evicted_blocks.add(blocks);
-                let capacity = worker.learned.capacity();
-                tracing::debug!("worker {url} has evicted {blocks} blocks, keeps about {capacity}");
+                replica.counters.evicted_blocks.add(blocks);
+                let capacity = replica.learned.capacity();
+                tracing::debug!(
+                    "worker {name} has evicted {blocks} blocks, keeps about {capacity}"
+                );
             }
             Some(Finding::Emptied) => {
-                worker.counters.emptied.increment();
+                replica.counters.emptied.increment();
                 tracing::warn!(
-                    "worker {url} has lost its cache: nothing of the last prompts was there"
+                    "worker {name} has lost its cache: nothing of the last prompts was there"
                 );
             }
             Some(Finding::NoCache) => {
-                worker.counters.emptied.increment();
-                tracing::debug!("worker {url} never has anything cached: is its prefix cache off?");
+                replica.counters.emptied.increment();
+                tracing::debug!(
+                    "worker {name} never has anything cached: is its prefix cache off?"
+                );
             }
             None => {}
         }
@@ -53,7 +58,7 @@ impl Router {
     /// tokens.
     pub fn unlearn(&self, key: &RouteKey, guard: &mut LoadGuard) {
         if let Some(receipt) = guard.prediction.take_receipt() {
-            self.tree.retract(key, guard.worker().id, &receipt);
+            self.tree.retract(key, guard.replica().id, &receipt);
         }
     }
 }
@@ -70,7 +75,7 @@ mod tests {
             let router = Router::new(Config { worker_urls, ..Config::default() });
             let router = router.expect("a config to start with");
             let key = RouteKey { measure, prompt_tokens: 1600, ..RouteKey::default() };
-            let mut guard = router.registry.workers()[0].reserve(1600, Reason::Cold);
+            let mut guard = router.registry.replicas()[0].reserve(1600, Reason::Cold);
             guard.at_owner = Some(true);
             let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(1500) };
             router.learn(&key, &mut guard, usage);

@@ -16,7 +16,7 @@ use crate::{
     correct::OwnerShare,
     error::{Error, StartError},
     fleet::{
-        Worker,
+        Backend, Replica,
         registry::{self, Registry},
     },
     history::History,
@@ -97,7 +97,7 @@ impl Router {
     }
 
     /// Registers a worker and starts its health check. It takes requests after the first good check.
-    pub fn add_worker(self: &Arc<Self>, address: WorkerAddress) -> Result<Arc<Worker>, Error> {
+    pub fn add_worker(self: &Arc<Self>, address: WorkerAddress) -> Result<Arc<Replica>, Error> {
         let url = address.url().clone();
         let pool = Pool::new(
             address,
@@ -105,15 +105,16 @@ impl Router {
             self.config.upstream_idle_timeout_secs.get(),
             self.config.worker_key().map(ApiKey::bearer),
         );
-        let worker = self.registry.add(url, pool, &self.config)?;
-        let check = watch::health(Arc::downgrade(self), Arc::clone(&worker));
-        worker.attach_health_check(self.runtime.spawn(check).abort_handle());
-        self.runtime.spawn(watch::engine(Arc::downgrade(self), Arc::clone(&worker)));
-        Ok(worker)
+        let replica = self.registry.add(url, pool, &self.config)?;
+        let backend = &replica.backend;
+        let check = watch::health(Arc::downgrade(self), Arc::clone(backend));
+        backend.attach_health_check(self.runtime.spawn(check).abort_handle());
+        self.runtime.spawn(watch::engine(Arc::downgrade(self), Arc::clone(backend)));
+        Ok(replica)
     }
 
     /// Registers a worker by a client's request. Its addresses must lie within --worker-networks.
-    pub async fn add_named_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Worker>, Error> {
+    pub async fn add_named_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Replica>, Error> {
         let networks = Networks::new(&self.config.worker_networks);
         let limit = self.config.connect_timeout_secs.get();
         self.add_worker(WorkerAddress::checked(url, networks, limit).await?)
@@ -121,17 +122,20 @@ impl Router {
 
     /// Removes a worker. Its requests in flight finish.
     pub fn remove_worker(&self, url: &WorkerUrl) -> Result<(), Error> {
-        let worker = self.registry.remove(url)?;
-        worker.retire();
-        self.tree.remove_worker(worker.id);
+        let replicas = self.registry.remove(url)?;
+        for replica in &replicas {
+            replica.retire();
+            self.tree.remove_worker(replica.id);
+        }
+        replicas[0].backend.retire();
         tracing::info!("worker {url} removed");
         Ok(())
     }
 
     /// Withholds requests from a worker, or ends that, whatever its health is.
     pub fn withhold(&self, url: &WorkerUrl, withheld: bool) {
-        if let Some(worker) = self.find(url) {
-            worker.withhold(withheld);
+        if let Some(backend) = self.find(url) {
+            backend.withhold(withheld);
             self.registry.announce();
             let state = if withheld { "not ready: no requests for now" } else { "ready again" };
             tracing::info!("worker {url} is {state}");
@@ -139,28 +143,28 @@ impl Router {
     }
 
     /// Takes a worker out of rotation after a request failed on it by its fault.
-    pub fn suspect(&self, worker: &Worker, failure: UpstreamFailure, error: &dyn Display) {
+    pub fn suspect(&self, backend: &Backend, failure: UpstreamFailure, error: &dyn Display) {
         self.metrics.upstream_error(failure);
-        if worker.suspect() {
-            worker.record_failure(error);
+        if backend.suspect() {
+            backend.record_failure(error);
             self.registry.announce();
-            let url = &worker.url;
+            let url = &backend.url;
             tracing::warn!("worker {url} out of rotation until a good health check: {error}");
         }
     }
 
-    pub fn find(&self, url: &WorkerUrl) -> Option<Arc<Worker>> {
-        self.registry.workers().iter().find(|worker| worker.url == *url).cloned()
+    pub fn find(&self, url: &WorkerUrl) -> Option<Arc<Backend>> {
+        registry::backends(&self.registry.replicas()).find(|backend| backend.url == *url).cloned()
     }
 
     /// Stops the health checks and closes idle connections.
     pub fn retire(&self) {
-        for worker in self.registry.workers().iter() {
-            worker.stop();
+        for backend in registry::backends(&self.registry.replicas()) {
+            backend.stop();
         }
     }
 
     pub fn is_ready(&self) -> bool {
-        !self.gate.is_draining() && registry::any_healthy(&self.registry.workers(), None)
+        !self.gate.is_draining() && registry::any_healthy(&self.registry.replicas(), None)
     }
 }

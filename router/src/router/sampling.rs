@@ -6,7 +6,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Router;
 use crate::{
-    fleet::Worker,
+    fleet::Replica,
     history::{Counts, RouterMoment, WorkerMoment},
     metrics::{Label, StatusClass, UpstreamFailure},
 };
@@ -22,8 +22,8 @@ pub(super) async fn run(router: Weak<Router>) {
         let Some(router) = router.upgrade() else {
             return;
         };
-        let workers = router.registry.workers();
-        let moments = workers.iter().map(|worker| (worker.id, of_worker(worker)));
+        let replicas = router.registry.replicas();
+        let moments = replicas.iter().map(|replica| (replica.id, of_worker(replica)));
         router.history.record(Instant::now(), of_router(&router), moments);
     }
 }
@@ -47,8 +47,8 @@ fn of_router(router: &Router) -> RouterMoment {
     }
 }
 
-fn of_worker(worker: &Worker) -> WorkerMoment {
-    let (counters, load) = (&worker.counters, worker.engine_load.load());
+fn of_worker(replica: &Replica) -> WorkerMoment {
+    let (counters, load) = (&replica.counters, replica.backend.engine_load.load());
     WorkerMoment {
         counts: Counts {
             requests: Some(counters.selections.total() as f64),

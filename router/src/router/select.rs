@@ -56,7 +56,7 @@ impl Router {
             RouteClass::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
             _ => None,
         };
-        let workers = self.registry.workers();
+        let replicas = self.registry.replicas();
         let now = Instant::now();
         let mut healthy = 0;
         // One choice at a time, from the look-up in the tree to the insertion: two requests with the same new
@@ -72,24 +72,26 @@ impl Router {
             held.resize(held.len().max(id + 1), 0);
             held[id] = *blocks;
         }
-        let model = known(&workers, model);
+        let model = known(&replicas, model);
         // If the breakers of all remaining workers are open, an attempt is better than a refusal.
-        let heed_breakers = workers.iter().any(|worker| {
-            worker.takes_requests() && worker.may_serve(model) && !tried.contains(&worker.id)
+        let heed_breakers = replicas.iter().any(|replica| {
+            let backend = &replica.backend;
+            backend.takes_requests() && backend.may_serve(model) && !tried.contains(&replica.id)
         });
         candidates.clear();
         places.clear();
-        for (place, worker) in workers.iter().enumerate() {
-            if !worker.is_in_rotation()
-                || heed_breakers && !worker.takes_requests()
-                || !worker.may_serve(model)
+        for (place, replica) in replicas.iter().enumerate() {
+            let backend = &replica.backend;
+            if !backend.is_in_rotation()
+                || heed_breakers && !backend.takes_requests()
+                || !backend.may_serve(model)
             {
                 continue;
             }
             healthy += 1;
-            if !tried.contains(&worker.id) {
-                let blocks = held.get(worker.id.0 as usize).copied().unwrap_or(0);
-                candidates.push(worker.candidate(blocks, now));
+            if !tried.contains(&replica.id) {
+                let blocks = held.get(replica.id.0 as usize).copied().unwrap_or(0);
+                candidates.push(replica.candidate(blocks, now));
                 places.push(place);
             }
         }
@@ -113,23 +115,23 @@ impl Router {
                 None => return Placement::NoneHealthy,
             },
         };
-        let worker = &workers[places[index]];
+        let replica = &replicas[places[index]];
         let mut guard = match class {
-            RouteClass::Light => worker.reserve_light(u64::from(uncached_tokens), reason),
-            _ => worker.reserve(u64::from(uncached_tokens), reason),
+            RouteClass::Light => replica.reserve_light(u64::from(uncached_tokens), reason),
+            _ => replica.reserve(u64::from(uncached_tokens), reason),
         };
-        worker.counters.selections.increment(reason);
+        replica.counters.selections.increment(reason);
         if let RouteClass::Policy(Some(key)) = class {
             guard.add_answers(key.more_answers);
         }
         if let Some(key) = key {
-            let receipt = self.tree.insert(key, worker.id);
+            let receipt = self.tree.insert(key, replica.id);
             guard.at_owner = at_owner;
             guard.share_prefix(key, receipt.held);
-            guard.prediction = worker.learned.predict(receipt);
-            // The worker was removed meanwhile, and its share dropped before this insertion: drop it again.
-            if worker.is_removed() {
-                self.tree.remove_worker(worker.id);
+            guard.prediction = replica.learned.predict(receipt);
+            // The replica was removed meanwhile, and its share dropped before this insertion: drop it again.
+            if replica.is_removed() {
+                self.tree.remove_worker(replica.id);
             }
         }
         drop(choosing);

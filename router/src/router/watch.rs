@@ -1,4 +1,4 @@
-//! The two background tasks of a worker: its health check, and the check of its engine.
+//! The two background tasks of a backend: its health check, and the check of its engine.
 
 use std::{
     sync::{Arc, Weak},
@@ -8,7 +8,7 @@ use std::{
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Router;
-use crate::fleet::{Worker, engine_check::EngineCheck, health::HealthCheck};
+use crate::fleet::{Backend, engine_check::EngineCheck, health::HealthCheck};
 
 /// Shortest time between two health checks. Many requests may ask for one at the same time.
 const MIN_PERIOD: Duration = Duration::from_millis(100);
@@ -16,12 +16,12 @@ const MIN_PERIOD: Duration = Duration::from_millis(100);
 /// Engine checks in a period of health checks.
 const ENGINE_CHECKS: u32 = 2;
 
-/// Checks the health of `worker` until the router is dropped, or the worker is removed and has finished its requests:
+/// Checks the health of `backend` until the router is dropped, or the backend is removed and has finished its requests:
 /// until then, these requests need to know if it dies.
-pub(super) async fn health(router: Weak<Router>, worker: Arc<Worker>) {
+pub(super) async fn health(router: Weak<Router>, backend: Arc<Backend>) {
     let mut check = {
         let Some(router) = router.upgrade() else { return };
-        HealthCheck::new(Arc::clone(&worker), &router.config)
+        HealthCheck::new(Arc::clone(&backend), &router.config)
     };
     loop {
         let began = Instant::now();
@@ -37,17 +37,17 @@ pub(super) async fn health(router: Weak<Router>, worker: Arc<Worker>) {
         let next = began + period.mul_f64(0.9 + 0.1 * fastrand::f64());
         tokio::select! {
             () = sleep_until(next) => {}
-            () = worker.probe_requested() => sleep_until(next.min(began + MIN_PERIOD)).await,
+            () = backend.probe_requested() => sleep_until(next.min(began + MIN_PERIOD)).await,
         }
-        if worker.is_removed() && worker.requests() == 0 {
+        if backend.is_removed() && backend.requests() == 0 {
             return;
         }
     }
 }
 
-/// Checks the engine of `worker` until the router is dropped or the worker is removed.
-pub(super) async fn engine(router: Weak<Router>, worker: Arc<Worker>) {
-    let mut check = EngineCheck::new(Arc::clone(&worker));
+/// Checks the engine of `backend` until the router is dropped or the backend is removed.
+pub(super) async fn engine(router: Weak<Router>, backend: Arc<Backend>) {
+    let mut check = EngineCheck::new(Arc::clone(&backend));
     loop {
         let Some(period) =
             router.upgrade().map(|router| router.config.health_check_interval_secs.get())
@@ -55,7 +55,7 @@ pub(super) async fn engine(router: Weak<Router>, worker: Arc<Worker>) {
             return;
         };
         sleep(period / ENGINE_CHECKS).await;
-        if worker.is_removed() {
+        if backend.is_removed() {
             return;
         }
         let Some(router) = router.upgrade() else { return };

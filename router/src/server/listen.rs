@@ -101,7 +101,7 @@ pub(crate) async fn accept(
     mut lifecycle: watch::Receiver<Lifecycle>,
     cores: Option<Cores>,
 ) {
-    let workers = router.registry.workers().len();
+    let workers = router.registry.replicas().len();
     let places = Arc::new(Places::new(router.config.max_connections, workers));
     let max_connections = places.count + places.extra;
     let metrics = Arc::clone(&router.metrics);

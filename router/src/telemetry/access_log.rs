@@ -21,7 +21,7 @@ pub(super) fn write(record: &RequestRecord) {
         endpoint = record.endpoint.as_str(),
         status = record.status.as_ref().map_or(CLIENT_CLOSED_REQUEST, StatusCode::as_u16),
         end = record.end.as_str(),
-        worker = last.map(|last| last.worker.url.as_str()),
+        worker = last.map(|last| last.replica.name()),
         reason = last.map(|last| last.reason.as_str()),
         attempts = record.attempts.len(),
         prompt_tokens = record.prompt_tokens,

@@ -9,7 +9,7 @@ use std::{
 use http::{HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
-use crate::{endpoint::Endpoint, fleet::Worker, policy::Reason};
+use crate::{endpoint::Endpoint, fleet::Replica, policy::Reason};
 
 /// One request. The first four fields are known when it starts, the others are filled in while it runs.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ impl RequestRecord {
     }
 }
 
-/// One attempt: the request was sent to `worker`.
+/// One attempt: the request was sent to `replica`.
 #[derive(Debug)]
 pub struct Attempt {
-    pub worker: Arc<Worker>,
+    pub replica: Arc<Replica>,
     /// Reason of the policy for this worker.
     pub reason: Reason,
     /// Time from the start of the request to this attempt.

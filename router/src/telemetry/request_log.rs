@@ -13,7 +13,7 @@ use super::{
     TraceContext, Tracer, access_log, new_span,
     record::{Attempt, End, RequestRecord},
 };
-use crate::{endpoint::Endpoint, fleet::Worker, policy::Reason};
+use crate::{endpoint::Endpoint, fleet::Replica, policy::Reason};
 
 /// The log of one request.
 #[derive(Debug)]
@@ -40,11 +40,11 @@ impl RequestLog {
         Self { started: record.started, record: Mutex::new(record), logged, trace }
     }
 
-    /// Adds an attempt on `worker`. Returns the `traceparent` header for the worker, if the request is traced.
-    pub fn sent_to(&self, worker: &Arc<Worker>, reason: Reason) -> Option<HeaderValue> {
-        let (worker, at) = (Arc::clone(worker), self.started.elapsed());
+    /// Adds an attempt on `replica`. Returns the `traceparent` header for the worker, if the request is traced.
+    pub fn sent_to(&self, replica: &Arc<Replica>, reason: Reason) -> Option<HeaderValue> {
+        let (replica, at) = (Arc::clone(replica), self.started.elapsed());
         let span = new_span();
-        self.record.lock().attempts.push(Attempt { worker, reason, at, span });
+        self.record.lock().attempts.push(Attempt { replica, reason, at, span });
         self.trace.as_ref().map(|(_, context)| context.header(span))
     }
 

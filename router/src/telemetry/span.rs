@@ -84,7 +84,7 @@ fn attempt(
     is_last: bool,
 ) -> Message {
     let mut attributes = Attributes::default();
-    attributes.text("url.full", one.worker.url.as_str());
+    attributes.text("url.full", one.replica.backend.url.as_str());
     attributes.text("mla_router.reason", one.reason.as_str());
     let mut is_failure = !is_last || record.end == End::Broken;
     if is_last {

@@ -168,7 +168,7 @@ async fn worker_has_its_own_path() {
 async fn loads_are_the_reserved_load() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
-    let guard = router.router().registry.workers()[0].reserve(128, Reason::Cold);
+    let guard = router.router().registry.replicas()[0].reserve(128, Reason::Cold);
     let mut client = Client::connect(router.local_addr()).await;
     let expected = |load, tokens| {
         json!({"workers": [

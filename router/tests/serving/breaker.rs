@@ -275,8 +275,8 @@ async fn requests_without_engine_work_do_not_affect_the_breaker() {
     assert_eq!(breakers(&router), [BreakerState::HalfOpen]);
     // The trial is still open, and this request fails it.
     let openings = || {
-        let worker = &router.router().registry.workers()[0];
-        worker.counters.breaker.get(BreakerState::Open)
+        let worker = &router.router().registry.replicas()[0];
+        worker.backend.counters.breaker.get(BreakerState::Open)
     };
     assert_eq!(openings(), 1);
     client.post("/v1/completions", BODY).await;

@@ -133,7 +133,7 @@ async fn a_request_stays_on_a_worker_whose_streams_flow_though_its_checks_time_o
         sleep(Duration::from_millis(1)).await;
     }
     busy.freeze();
-    router.router().registry.workers()[0].suspect();
+    router.router().registry.replicas()[0].backend.suspect();
     for _ in 0..200 {
         frames.send(Bytes::from_static(EVENT)).expect("it streams");
         sleep(Duration::from_millis(10)).await;

@@ -37,11 +37,11 @@ impl Drop for UrlsFile {
 async fn until_serving(router: &RouterHandle, workers: &[&FakeWorker]) {
     let mut urls: Vec<String> = workers.iter().map(|worker| worker.url()).collect();
     urls.sort();
-    let is_so = |workers: &[std::sync::Arc<mla_router::fleet::Worker>]| {
+    let is_so = |workers: &[std::sync::Arc<mla_router::fleet::Replica>]| {
         let mut there: Vec<String> =
-            workers.iter().map(|worker| worker.url.as_str().to_owned()).collect();
+            workers.iter().map(|worker| worker.backend.url.as_str().to_owned()).collect();
         there.sort();
-        there == urls && workers.iter().all(|worker| worker.phase() == Phase::Healthy)
+        there == urls && workers.iter().all(|worker| worker.backend.phase() == Phase::Healthy)
     };
     soon(router.router().registry.wait_until(is_so)).await;
 }

@@ -50,8 +50,8 @@ async fn ask_at_once(router: &RouterHandle, requests: usize) -> f64 {
 
 async fn until_phase(router: &RouterHandle, url: &str, phases: &[Phase]) {
     let registry = &router.router().registry;
-    let is_so = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
-        worker.url.as_str() != url || phases.contains(&worker.phase())
+    let is_so = |worker: &std::sync::Arc<mla_router::fleet::Replica>| {
+        worker.backend.url.as_str() != url || phases.contains(&worker.backend.phase())
     };
     soon(registry.wait_until(|workers| workers.iter().all(is_so))).await;
 }

@@ -15,8 +15,8 @@ fn blocks_held(router: &RouterHandle) -> u64 {
 }
 
 async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
-    let is = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
-        worker.info.load().boot_id.as_deref() == Some(boot_id)
+    let is = |worker: &std::sync::Arc<mla_router::fleet::Replica>| {
+        worker.backend.info.load().boot_id.as_deref() == Some(boot_id)
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().all(is))).await;
 }
@@ -192,8 +192,8 @@ async fn models_are_known_before_the_first_request() {
     worker.kill().await;
     worker.set_models(&["other"]);
     worker.restart().await;
-    let knows = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
-        worker.phase() == Phase::Healthy && worker.info.load().models == ["other"]
+    let knows = |worker: &std::sync::Arc<mla_router::fleet::Replica>| {
+        worker.backend.phase() == Phase::Healthy && worker.backend.info.load().models == ["other"]
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().all(knows))).await;
 }

@@ -10,7 +10,7 @@ use mla_router::{RouterHandle, policy::Reason};
 use tokio::time::Instant;
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, router,
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, router, soon,
 };
 
 const CHAT: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
@@ -62,8 +62,7 @@ async fn usage_is_found_in_every_kind_of_answer() {
         let mut client = Client::connect(router.local_addr()).await;
         for count in 1..=2 {
             assert_eq!(client.post(path, body).await.status, 200, "{path} {body}");
-            let counters = &router.router().find(&worker.url().parse().expect("a URL"));
-            let counters = &counters.as_ref().expect("registered").counters;
+            let counters = &router.router().registry.replicas()[0].counters;
             let told = (counters.prompt_tokens.total(), counters.cached_tokens.total());
             assert_eq!(told, (31 * count, 16 * count), "{path} {body}");
         }
@@ -81,7 +80,7 @@ async fn load_of_other_routers_is_known_from_worker_reports() {
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
     assert_eq!(client.post("/v1/chat/completions", CHAT).await.status, 200);
-    let candidate = router.router().registry.workers()[0].candidate(0, Instant::now());
+    let candidate = router.router().registry.replicas()[0].candidate(0, Instant::now());
     assert_eq!(
         (candidate.requests, candidate.other_requests),
         (0, 11),
@@ -91,7 +90,7 @@ async fn load_of_other_routers_is_known_from_worker_reports() {
 
 /// Number of requests sent to a worker with their prefix in its cache.
 fn cache_hits(router: &RouterHandle) -> u64 {
-    let workers = router.router().registry.workers();
+    let workers = router.router().registry.replicas();
     workers.iter().map(|worker| worker.counters.selections.get(Reason::CacheHit)).sum()
 }
 
@@ -149,6 +148,13 @@ async fn a_prompt_whose_client_left_before_its_answer_is_not_taken_for_cached() 
     };
     leaving.abort();
     assert!(matches!(asked.event().await, Event::Aborted));
+    // The worker may notice the abort before the router has taken the prompt back.
+    soon(async {
+        while router.workers().iter().any(|worker| worker.requests > 0) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     let mut client = Client::connect(address).await;
     for hits in [0, 1] {
         assert_eq!(client.post("/v1/completions", long()).await.status, 200);
@@ -169,7 +175,7 @@ async fn only_first_bytes_of_streams_tell_a_workers_pace() {
         .await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    let workers = router.router().registry.workers();
+    let workers = router.router().registry.replicas();
     for (body, told) in [(WHOLE, 0), (CHAT, 1), (WHOLE, 1)] {
         assert_eq!(client.post("/v1/chat/completions", body).await.status, 200);
         assert_eq!(workers[0].counters.first_token.count(), told, "{body}");

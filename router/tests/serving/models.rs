@@ -59,8 +59,8 @@ async fn worker_restarted_with_another_model_gets_only_its_requests() {
     changing.kill().await;
     changing.set_models(&["new"]);
     changing.restart().await;
-    let is_new = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
-        worker.phase() == Phase::Healthy && worker.view().models == ["new"]
+    let is_new = |worker: &std::sync::Arc<mla_router::fleet::Replica>| {
+        worker.backend.phase() == Phase::Healthy && worker.view().models == ["new"]
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().any(is_new))).await;
     changing.requests_so_far();
@@ -100,7 +100,8 @@ async fn request_waits_for_a_worker_with_its_model() {
     let mut other = serving(&["other"]).await;
     let router = router(in_turn(), &[&away, &other]).await;
     away.set_healthy(false);
-    let is_out = |worker: &std::sync::Arc<mla_router::fleet::Worker>| worker.phase() == Phase::Down;
+    let is_out =
+        |worker: &std::sync::Arc<mla_router::fleet::Replica>| worker.backend.phase() == Phase::Down;
     soon(router.router().registry.wait_until(|workers| workers.iter().any(is_out))).await;
     let address = router.local_addr();
     let asked = tokio::spawn(async move {

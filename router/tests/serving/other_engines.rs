@@ -44,7 +44,7 @@ async fn ask(router: &RouterHandle, path: &str, body: &str) -> Bytes {
 
 /// Prompt tokens with a report, and cached tokens among them.
 fn told(router: &RouterHandle) -> (u64, u64) {
-    let counters = &router.router().registry.workers()[0].counters;
+    let counters = &router.router().registry.replicas()[0].counters;
     (counters.prompt_tokens.total(), counters.cached_tokens.total())
 }
 
@@ -55,7 +55,7 @@ async fn vllm_cache_size_is_read_from_its_metrics() {
     let view = &router.workers()[0];
     assert_eq!(view.runtime, Some(Runtime::Vllm));
     assert_eq!(view.max_total_num_tokens, Some(2048 * 16));
-    let learned = &router.router().registry.workers()[0].learned;
+    let learned = &router.router().registry.replicas()[0].learned;
     assert_eq!(learned.capacity(), 2048, "blocks of 16 tokens");
 }
 

@@ -75,7 +75,8 @@ async fn connection_lost_during_a_request_is_replaced() {
 async fn request_on_a_closed_connection_fails() {
     let mut worker = FakeWorker::plain().await;
     let router = router(quiet(), &[&worker]).await;
-    let pool = Arc::clone(&router.router().registry.workers()[0].pool);
+    let backend = Arc::clone(&router.router().registry.replicas()[0].backend);
+    let pool = &backend.pool;
     let mut connection = pool.open().await.expect("the worker listens");
     let request = || Request::post("/generate").body(Full::default()).expect("a valid request");
     let answer = connection.send(request()).await.expect("an answer");

@@ -34,7 +34,7 @@ async fn worker() -> (FakeWorker, UnboundedReceiver<UnboundedSender<Bytes>>) {
 
 /// Sends each request on its own connection. Returns when this number of requests waits in the router.
 async fn ask_at_once(router: &RouterHandle, requests: usize, waiting: u64) -> Vec<JoinHandle<()>> {
-    let counters = &router.router().registry.workers()[0].counters;
+    let counters = &router.router().registry.replicas()[0].counters;
     let address = router.local_addr();
     let mut asked = Vec::new();
     for number in 0..requests {
@@ -108,7 +108,7 @@ async fn prefill_waiter_is_not_overtaken_without_bound() {
     let mut asked = ask_at_once(&router, 2, 1).await;
     let first = soon(began.recv()).await.expect("one request");
     let (address, mut streams) = (router.local_addr(), Vec::new());
-    let counters = &router.router().registry.workers()[0].counters;
+    let counters = &router.router().registry.replicas()[0].counters;
     for number in 0..8 {
         asked.push(tokio::spawn(async move {
             let answer = Client::connect(address).await.post("/v1/completions", long(number)).await;

@@ -62,7 +62,8 @@ async fn requests_at_one_time_share_one_connection() {
 async fn who_found_none_shares_what_was_opened_meanwhile() {
     let worker = worker(|_| Reply::ok("{}")).await;
     let router = router(http2(), &[&worker]).await;
-    let pool = Arc::clone(&router.router().registry.workers()[0].pool);
+    let backend = Arc::clone(&router.router().registry.replicas()[0].backend);
+    let pool = &backend.pool;
     assert!(pool.checkout().is_none(), "health checks have a connection of their own");
     let first = pool.connect(None).await.expect("the worker listens");
     let late = pool.connect(None).await.expect("it is open");

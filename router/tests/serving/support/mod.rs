@@ -94,7 +94,10 @@ fn allow_files() {
 /// Waits until every worker is in that phase.
 pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
     let registry = &router.router().registry;
-    soon(registry.wait_until(|workers| workers.iter().all(|worker| worker.phase() == phase))).await;
+    soon(
+        registry.wait_until(|workers| workers.iter().all(|worker| worker.backend.phase() == phase)),
+    )
+    .await;
 }
 
 /// Waits until no request is in the router. Then no load may be reserved.

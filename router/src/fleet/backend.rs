@@ -1,9 +1,10 @@
-//! One worker: its address and connections, its health, its load, and what the router has learned about it.
+//! An engine process: its address and connections, its health, and what the router has learned about its times.
+//! Its caches and their load are its replicas.
 
 use std::{
     fmt::Display,
     sync::{
-        Arc, OnceLock,
+        OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -11,29 +12,23 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use serde::Serialize;
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
     breaker::{Breaker, BreakerState, DISABLED, Outcome},
-    counters::WorkerCounters,
+    counters::BackendCounters,
     health_state::{HealthState, Phase},
     last_activity::{CLOCK_RESOLUTION, LastActivity},
     last_failure::{FailureLog, LastFailure},
     latency_limits::{FirstByteTime, LongestTime},
-    load::Load,
-    other_routers::OtherRouters,
     silence_limit::SilenceLimit,
-    single_flight::SingleFlight,
     speed::Speed,
 };
 use crate::{
     config::Config,
-    correct::Learned,
-    engine::{EngineLoad, Runtime, WorkerInfo},
+    engine::{EngineLoad, WorkerInfo},
     metrics::Ejection,
-    names::{ModelName, WorkerId, WorkerUrl},
-    policy::Candidate,
+    names::{ModelName, WorkerUrl},
     upstream::Pool,
 };
 
@@ -46,62 +41,48 @@ const MIN_ANSWER_MULTIPLE: u32 = 6;
 /// Reason that is shown for a withheld worker.
 const NOT_READY: &str = "its discovery source reports it as not ready";
 
-/// A worker. The registry, the requests on it and its health check share it.
+/// The process behind a URL. Its replicas, the requests on them and its health check share it.
 #[derive(Debug)]
-pub struct Worker {
-    pub id: WorkerId,
+pub struct Backend {
     pub url: WorkerUrl,
-    pub pool: Arc<Pool>,
+    pub pool: Pool,
     pub info: ArcSwap<WorkerInfo>,
-    pub counters: WorkerCounters,
-    /// The latest figures of its engine; empty if the engine reports none.
+    pub counters: BackendCounters,
+    /// The latest figures of the engine; empty if it reports none.
     pub engine_load: ArcSwap<EngineLoad>,
-    /// The learned state of its cache.
-    pub learned: Learned,
-    hash_seed: u64,
-    pub(super) load: Load,
     pub(super) last_activity: LastActivity,
     pub(super) silence_limit: SilenceLimit,
     pub(super) first_byte_time: FirstByteTime,
     pub(super) speed: Speed,
-    pub(super) other_routers: OtherRouters,
-    pub(super) single_flight: SingleFlight,
     pub(super) breaker: Breaker,
     pub(super) health: HealthState,
     failures: FailureLog,
     /// Whether a good health check covers the engine, and not only the HTTP server.
     health_covers_engine: AtomicBool,
-    /// Time when its engine was last found frozen behind good health checks.
+    /// Time when the engine was last found frozen behind good health checks.
     frozen: Mutex<Option<Instant>>,
     pub(super) longest_answer: LongestTime,
-    /// Pauses of its streams of at least a second.
+    /// Pauses of streams of at least a second.
     pub(super) longest_pause: LongestTime,
     first_token_timeout: Duration,
     /// Whether its discovery source reports it as not ready.
     withheld: AtomicBool,
-    /// Set once, before its share of the tree is dropped: a later insert sees the flag.
     removed: AtomicBool,
     health_check: OnceLock<AbortHandle>,
 }
 
-impl Worker {
-    pub fn new(id: WorkerId, url: WorkerUrl, pool: Pool, config: &Config) -> Self {
+impl Backend {
+    pub fn new(url: WorkerUrl, pool: Pool, config: &Config) -> Self {
         Self {
-            id,
-            hash_seed: url.hash_seed(),
             url,
-            pool: Arc::new(pool),
+            pool,
             info: ArcSwap::default(),
-            counters: WorkerCounters::default(),
+            counters: BackendCounters::default(),
             engine_load: ArcSwap::default(),
-            learned: Learned::new(config.default_cache_blocks()),
-            load: Load::default(),
             last_activity: LastActivity::new(Instant::now()),
             silence_limit: SilenceLimit::default(),
             first_byte_time: FirstByteTime::default(),
             speed: Speed::default(),
-            other_routers: OtherRouters::default(),
-            single_flight: SingleFlight::default(),
             breaker: Breaker::new(
                 if config.disable_circuit_breaker { DISABLED } else { config.cb_failure_threshold },
                 config.cb_timeout_duration_secs.get(),
@@ -200,7 +181,7 @@ impl Worker {
         self.health.probe_requested().await;
     }
 
-    /// Marks the worker as lost: it is dead or frozen. Resolves [`Worker::lost`].
+    /// Marks the worker as lost: it is dead or frozen. Resolves [`Backend::lost`].
     pub(super) fn abort_waiters(&self) {
         self.health.abort_waiters();
     }
@@ -214,6 +195,11 @@ impl Worker {
     /// Whether the worker has been found dead or frozen.
     pub fn is_lost(&self) -> bool {
         self.health.is_lost()
+    }
+
+    /// Number of requests on the backend.
+    pub fn requests(&self) -> u32 {
+        self.last_activity.requests()
     }
 
     /// Requests a health check now.
@@ -263,15 +249,16 @@ impl Worker {
         self.longest_pause.limit(least)
     }
 
-    /// The limit for the silence of an engine that has work and reports its progress by itself.
-    pub(super) fn silence_limit(&self) -> Duration {
+    /// The limit for the silence of an engine that reports its progress by itself and has `pending_tokens` prompt
+    /// tokens to compute.
+    pub(super) fn silence_limit(&self, pending_tokens: u64) -> Duration {
         let limit = self.silence_limit.limit(MIN_SILENCE_LIMIT, self.first_token_timeout);
-        self.first_byte_time.limit(self.pending_tokens(), limit)
+        self.first_byte_time.limit(pending_tokens, limit)
     }
 
-    /// The limit for a canary request to the engine: at least `least`, more if prompts are ahead of it.
-    pub(super) fn canary_limit(&self, least: Duration) -> Duration {
-        self.first_byte_time.limit(self.pending_tokens(), least)
+    /// The limit for a canary request behind `pending_tokens` prompt tokens; at least `least`.
+    pub(super) fn canary_limit(&self, pending_tokens: u64, least: Duration) -> Duration {
+        self.first_byte_time.limit(pending_tokens, least)
     }
 
     /// Marks the engine as frozen behind an HTTP server that answers. Requests that wait for a first byte go to other
@@ -353,95 +340,27 @@ impl Worker {
     }
 
     pub fn is_removed(&self) -> bool {
-        self.removed.load(Ordering::SeqCst)
+        self.removed.load(Ordering::Relaxed)
     }
 
-    /// Attaches the health check task. [`Worker::stop`] aborts it.
+    /// Attaches the health check task. [`Backend::stop`] aborts it.
     pub fn attach_health_check(&self, task: AbortHandle) {
-        self.health_check.set(task).expect("contract: one health check per worker");
+        self.health_check.set(task).expect("contract: one health check for each backend");
     }
 
-    /// Marks the worker as removed from the registry. Requests in flight finish on their connections, and the health
+    /// Marks the backend as removed from the registry. Requests in flight finish on their connections, and the health
     /// check goes on until they have.
     pub fn retire(&self) {
-        self.removed.store(true, Ordering::SeqCst);
+        self.removed.store(true, Ordering::Relaxed);
         self.health.probe_now();
         self.pool.clear();
     }
 
-    /// Ends the worker at shutdown: aborts its health check and closes idle connections.
+    /// Ends the backend at shutdown: aborts its health check and closes idle connections.
     pub fn stop(&self) {
         if let Some(task) = self.health_check.get() {
             task.abort();
         }
         self.retire();
     }
-
-    pub fn requests(&self) -> u32 {
-        self.load.requests()
-    }
-
-    pub fn pending_tokens(&self) -> u64 {
-        self.load.pending_tokens()
-    }
-
-    /// Records the number of requests that the worker reports, of all routers together.
-    pub fn has_requests(&self, requests: u32) {
-        self.other_routers.observe(requests, self.requests(), Instant::now());
-    }
-
-    /// Returns the worker in the form for the policies.
-    pub fn candidate(&self, matched_blocks: u32, now: Instant) -> Candidate {
-        Candidate {
-            id: self.id,
-            requests: self.requests(),
-            other_requests: self.other_routers.requests(now),
-            pending_tokens: self.pending_tokens(),
-            matched_blocks,
-            hash_seed: self.hash_seed,
-            token_seconds: self.speed.token_seconds(),
-        }
-    }
-
-    pub fn view(&self) -> WorkerView {
-        let info = self.info.load();
-        WorkerView {
-            id: self.id.0,
-            url: self.url.to_string(),
-            phase: self.phase(),
-            healthy: self.is_in_rotation(),
-            is_healthy: self.is_in_rotation(),
-            breaker: self.breaker(),
-            trouble: self.last_failure(),
-            requests: self.requests(),
-            pending_tokens: self.pending_tokens(),
-            models: info.models.clone(),
-            boot_id: info.boot_id.clone(),
-            max_total_num_tokens: info.max_total_num_tokens,
-            runtime: info.runtime,
-            unreported_answers: self.counters.unreported.get(),
-        }
-    }
-}
-
-/// A worker as `/workers` and the Python bindings show it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WorkerView {
-    pub id: u32,
-    pub url: String,
-    pub phase: Phase,
-    pub healthy: bool,
-    /// The same as `healthy`, under SMG's name.
-    pub is_healthy: bool,
-    pub breaker: BreakerState,
-    /// The last failure. Null while the worker gets requests.
-    pub trouble: Option<LastFailure>,
-    pub requests: u32,
-    pub pending_tokens: u64,
-    pub models: Vec<String>,
-    pub boot_id: Option<String>,
-    pub max_total_num_tokens: Option<u64>,
-    pub runtime: Option<Runtime>,
-    /// Complete answers without a report of cached tokens.
-    pub unreported_answers: u64,
 }
