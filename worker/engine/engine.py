@@ -26,6 +26,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
@@ -55,12 +56,15 @@ class Engine:
         dtype: torch.dtype,
         attention: ModelAttention,
         kv_cache_dtype: torch.dtype | None = None,
+        group: Group | None = None,
     ) -> None:
-        """`kv_cache_dtype`: by default `dtype`."""
+        """`kv_cache_dtype`: by default `dtype`. `group`: the ranks among which `model` is divided, by default one. All
+        ranks must run the same steps, and get the same results."""
         self.model = model
         self.capacity = capacity
         self.device = device
         self.dtype = dtype
+        self.group = group or Group.alone()
         self.kv_cache_dtype = kv_cache_dtype or dtype
         specs = model.config.kv_cache_specs(self.kv_cache_dtype)
         self.kv_cache = KVCachePool(specs, capacity.num_pages, capacity.page_size, device)

@@ -18,6 +18,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, pro
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
@@ -31,9 +32,10 @@ logger = logging.getLogger(__name__)
 _GIB = 1 << 30
 
 
-def load_engine(config: WorkerConfig) -> Engine:
-    """Selects the device, loads the weights, sizes the KV cache and captures the graphs. Raises ConfigError,
-    ModelError."""
+def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
+    """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `group`: the ranks among which
+    the model is divided, by default one. Raises ConfigError, ModelError."""
+    group = group or Group.alone()
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
@@ -72,6 +74,7 @@ def load_engine(config: WorkerConfig) -> Engine:
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
+            group=group,
         )
 
     shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
@@ -103,6 +106,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
+        group=group,
     )
     engine.capture_graphs(sizes)
     return engine

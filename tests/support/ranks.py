@@ -1,0 +1,105 @@
+"""The processes of several ranks on a CPU, joined to a group over gloo.
+
+They are forks of one process that has imported torch. Functions that they run must be importable: those of support modules.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mla_router.worker.kernels.comm.group import Group
+from support.processes import PATIENCE_S
+
+CPU = torch.device("cpu")
+
+
+class Ranks:
+    """`size` processes, which call functions until `close`."""
+
+    def __init__(self, size: int) -> None:
+        self.is_closed = False
+        self._folder = tempfile.TemporaryDirectory(prefix="mla-test-ranks-")
+        store = Path(self._folder.name) / "store"
+        pipes = [multiprocessing.Pipe() for _ in range(size)]
+        self._pipes = [own for own, _ in pipes]
+        self._processes = [
+            _context().Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Returns the results of function(group, *arguments), by rank. If a rank raises, all end, and this raises
+        AssertionError with the traceback."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        try:
+            return [self._answer(rank) for rank in range(len(self._pipes))]
+        except AssertionError:
+            self.close()
+            raise
+
+    def _answer(self, rank: int) -> Any:
+        pipe = self._pipes[rank]
+        assert pipe.poll(PATIENCE_S), f"rank {rank} does not answer"
+        try:
+            result, error = pipe.recv()
+        except EOFError:
+            raise AssertionError(f"rank {rank} has ended") from None
+        assert error is None, f"rank {rank}: {error}"
+        return result
+
+    def close(self) -> None:
+        self.is_closed = True
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+_open: dict[int, Ranks] = {}
+
+
+def ranks(size: int) -> Ranks:
+    """Returns the same processes in all tests of a run."""
+    if size not in _open or _open[size].is_closed:
+        _open[size] = Ranks(size)
+        atexit.register(_open[size].close)
+    return _open[size]
+
+
+@cache
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.ranks"])
+    return context
+
+
+def _serve(rank: int, size: int, store: Path, calls: Connection) -> None:
+    torch.set_num_threads(1)
+    group = Group.join(rank, size, store, CPU, timeout_s=2 * PATIENCE_S)
+    with contextlib.suppress(EOFError):
+        while True:
+            function, arguments = calls.recv()
+            try:
+                calls.send((function(group, *arguments), None))
+            except Exception:  # noqa: BLE001 (the caller raises it)
+                calls.send((None, traceback.format_exc()))
+                return  # so that no other rank waits for this one

@@ -1,0 +1,1 @@
+"""Communication between the ranks that share one model."""

@@ -1,0 +1,95 @@
+"""The ranks that share one model, and the collectives between them.
+
+Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
+device, and a CUDA graph can capture it. All ranks must call the same collectives in the same order, with tensors of
+one shape and dtype.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+
+from mla_router.worker.kernels.comm.connect import connect
+
+# NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
+# messages of so many numbers differ.
+FIRST_CALLS = 1 << 8, 1 << 17, 1 << 24
+
+
+class Group:
+    """Rank `rank` of `size` ranks. The collectives of a group of one rank return their argument and launch nothing."""
+
+    def __init__(self, rank: int, size: int, processes: Any) -> None:
+        """`processes`: torch's process group, whose stubs lack the collectives; None for one rank."""
+        assert (processes is None) == (size == 1), f"{size} ranks, {processes}"
+        self.rank = rank
+        self.size = size
+        self._processes = processes
+        # On the current stream, between the kernels before and after
+        self._reduce, self._gather = AllreduceOptions(), AllgatherOptions()
+        self._reduce.asyncOp = self._gather.asyncOp = False
+
+    @staticmethod
+    @cache
+    def alone() -> Group:
+        """Returns the group of one rank."""
+        return Group(0, 1, None)
+
+    @staticmethod
+    def join(
+        rank: int, size: int, store: Path, device: torch.device, *, timeout_s: float = 1800.0
+    ) -> Group:
+        """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL.
+
+        `store` is the path of a file that does not exist before the first rank joins, in a folder of this user. Each
+        group has a separate one. Gloo listens on the loopback interface, NCCL on that of the environment variable
+        NCCL_SOCKET_IFNAME.
+
+        Raises RuntimeError if a rank is missing after `timeout_s`. So does a collective of gloo, and at once if a
+        rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
+        """
+        if size == 1:
+            return Group.alone()
+        group = Group(rank, size, connect(rank, size, store, device, timeout_s))
+        if device.type == "cuda":
+            for numbers in FIRST_CALLS:
+                x = torch.zeros(numbers, device=device)
+                group.all_gather(group.all_reduce(x), 0)
+            torch.cuda.synchronize(device)
+        return group
+
+    @property
+    def backend(self) -> str:
+        """The library: "gloo" or "nccl"; empty for one rank."""
+        return "" if self._processes is None else str(self._processes.name())
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Replaces `x`, which is contiguous, by its sum over the ranks, and returns it. The sum is the same on all
+        ranks, bit by bit."""
+        if self._processes is not None and x.numel():
+            self._processes.allreduce([x], self._reduce).wait()
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Returns the `x` of all ranks, in the order of the ranks, joined along the axis `dim`, which is not negative."""
+        if self._processes is None:
+            return x
+        gathered = x.new_empty(self.size * x.numel())
+        if x.numel():
+            own = x.contiguous().view(-1)
+            self._processes._allgather_base(gathered, own, self._gather).wait()
+        return gathered.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """Replaces `x`, which is contiguous, by that of rank `source`, and returns it."""
+        if self._processes is not None and x.numel():
+            options = BroadcastOptions()
+            options.rootRank, options.asyncOp = source, False
+            self._processes.broadcast([x], options).wait()
+        return x
