@@ -43,6 +43,7 @@ class _Settings(TypedDict):
     worker_admin_api_key: str | None
     replay_key: str | None
     worker_ca_cert_path: str | None
+    dp_aware: bool
     upstream_http2: bool
     connect_timeout_secs: float
     upstream_idle_timeout_secs: float
@@ -106,6 +107,7 @@ class _Worker(TypedDict):
     healthy: bool
     is_healthy: bool
     breaker: Literal["closed", "open", "half_open"]
+    dp_rank: int | None  # None if the router does not choose the data-parallel rank
     trouble: _Trouble | None  # why it gets no requests
     requests: int
     pending_tokens: int
@@ -208,6 +210,7 @@ class RouterConfig:
         worker_admin_api_key: str | None = None,
         replay_key: str | None = None,
         worker_ca_cert_path: str | PathLike[str] | None = None,
+        dp_aware: bool | None = None,
         upstream_http2: bool | None = None,
         connect_timeout_secs: float | None = None,
         upstream_idle_timeout_secs: float | None = None,

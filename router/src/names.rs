@@ -63,11 +63,6 @@ impl WorkerUrl {
         let (_, authority) = self.text.split_once("://").expect("contract: a URL has a scheme");
         HeaderValue::from_str(authority).expect("contract: a parsed authority is a header value")
     }
-
-    /// A hash of the URL. It is the same in every router, so all routers break ties the same way.
-    pub fn hash_seed(&self) -> u64 {
-        xxh3_64(self.text.as_bytes())
-    }
 }
 
 impl FromStr for WorkerUrl {

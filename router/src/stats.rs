@@ -133,7 +133,7 @@ impl Router {
             },
             tree_blocks: self.tree.owned_by(replica.id),
             ejections: replica.backend.counters.ejections.total(),
-            engine: (**replica.backend.engine_load.load()).clone(),
+            engine: (*replica.engine_load()).clone(),
         }
     }
 }

@@ -78,6 +78,11 @@ pub struct Config {
     #[arg(long, value_name = "FILE", help_heading = WORKERS)]
     pub worker_ca_cert_path: Option<PathBuf>,
 
+    /// Choose among the data-parallel ranks of a worker: each has a prefix cache of its own. For SGLang with a
+    /// `dp_size` above 1; a request names its rank in the header X-Data-Parallel-Rank
+    #[arg(long, help_heading = WORKERS)]
+    pub dp_aware: bool,
+
     /// Use HTTP/2 for requests to workers; without TLS by prior knowledge (h2c)
     #[arg(long, help_heading = WORKERS)]
     pub upstream_http2: bool,

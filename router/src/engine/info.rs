@@ -26,6 +26,8 @@ pub struct WorkerInfo {
     /// Whether the engine computes a prefix once for all requests in its queue.
     #[serde(default)]
     pub in_batch_prefix_sharing: bool,
+    /// Number of data-parallel ranks; each has a KV cache of that size.
+    pub dp_size: Option<u32>,
     /// `None` for an unknown engine.
     #[serde(skip)]
     pub runtime: Option<Runtime>,

@@ -26,6 +26,9 @@ const LAST_WORKER_MULTIPLE: u32 = 10;
 /// Maximum lateness of a timer, as a share of its length. A later timer shows that the router itself did not run.
 const MAX_LATENESS: f64 = 0.25;
 
+/// Maximum number of ranks of one backend; the router ignores further ones.
+const MAX_RANKS: u32 = 256;
+
 /// The failure of a check.
 #[derive(Debug, Error)]
 enum CheckError {
@@ -225,6 +228,13 @@ impl HealthCheck {
                 replica.learned.forget(tree, replica.id);
             }
             tracing::info!("worker {} has restarted: its cache is empty", backend.url);
+        }
+        if config.dp_aware {
+            let ranks = info.dp_size.unwrap_or(1).clamp(1, MAX_RANKS);
+            for replica in registry.set_ranks(backend, ranks, config) {
+                replica.retire();
+                tree.remove_worker(replica.id);
+            }
         }
         if let Some(tokens) = info.max_total_num_tokens {
             for replica in replicas_of(&registry.replicas(), backend) {

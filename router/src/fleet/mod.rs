@@ -28,4 +28,4 @@ pub use counters::{BackendCounters, ReplicaCounters};
 pub use health_state::Phase;
 pub use last_failure::LastFailure;
 pub use load_guard::LoadGuard;
-pub use replica::{Replica, WorkerView};
+pub use replica::{RANK_HEADER, Replica, WorkerView};

@@ -70,7 +70,7 @@ impl Registry {
             return Err(Error::WorkerExists(url.to_string()));
         }
         let backend = Arc::new(Backend::new(url, pool, config));
-        let replica = Arc::new(Replica::new(WorkerId(*next_id), backend, config));
+        let replica = Arc::new(Replica::new(WorkerId(*next_id), backend, None, config));
         *next_id += 1;
         replicas.push(Arc::clone(&replica));
         self.replicas.store(Arc::new(replicas));
@@ -89,6 +89,29 @@ impl Registry {
         self.replicas.store(Arc::new(replicas));
         self.announce();
         Ok(removed)
+    }
+
+    /// Gives `backend` a replica for each of its `count` data-parallel ranks. Returns the replicas that these replace:
+    /// none if it has them already, or was removed.
+    pub fn set_ranks(&self, backend: &Arc<Backend>, count: u32, config: &Config) -> Snapshot {
+        let mut next_id = self.next_id.lock();
+        let mut replicas = Snapshot::clone(&self.replicas());
+        let own = replicas_of(&replicas, backend);
+        let (Some(first), false) = (own.first(), own.len() == count as usize) else {
+            return Snapshot::new();
+        };
+        let at = replicas.iter().position(|replica| replica.id == first.id).unwrap_or_default();
+        let places = at..at + own.len();
+        let ranks = (0..count).map(|rank| {
+            let rank = (count > 1).then_some(rank);
+            let replica = Replica::new(WorkerId(*next_id), Arc::clone(backend), rank, config);
+            *next_id += 1;
+            Arc::new(replica)
+        });
+        let replaced = replicas.splice(places, ranks).collect();
+        self.replicas.store(Arc::new(replicas));
+        self.announce();
+        replaced
     }
 
     /// Notifies the waiting requests that the set or the phase of a worker has changed.

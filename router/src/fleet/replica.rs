@@ -6,8 +6,10 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use http::{HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     backend::Backend, breaker::BreakerState, counters::ReplicaCounters, health_state::Phase,
@@ -15,17 +17,29 @@ use super::{
     single_flight::SingleFlight,
 };
 use crate::{
-    config::Config, correct::Learned, engine::Runtime, names::WorkerId, policy::Candidate,
+    config::Config,
+    correct::Learned,
+    engine::{EngineLoad, Runtime},
+    names::WorkerId,
+    policy::Candidate,
 };
+
+/// The request header by which SGLang and vLLM take the rank.
+pub const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// A worker as the policies and the tree see it.
 #[derive(Debug)]
 pub struct Replica {
     pub id: WorkerId,
     pub backend: Arc<Backend>,
+    /// Its data-parallel rank; `None` if the process chooses the rank itself, or has only one.
+    pub rank: Option<u32>,
+    /// `URL` or `URL@RANK`.
+    name: String,
     pub counters: ReplicaCounters,
     /// The learned state of its cache.
     pub learned: Learned,
+    /// Hash of the name. It is the same in every router, so all routers break ties the same way.
     hash_seed: u64,
     pub(super) load: Load,
     pub(super) other_routers: OtherRouters,
@@ -35,11 +49,15 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub fn new(id: WorkerId, backend: Arc<Backend>, config: &Config) -> Self {
+    pub fn new(id: WorkerId, backend: Arc<Backend>, rank: Option<u32>, config: &Config) -> Self {
+        let url = &backend.url;
+        let name = rank.map_or_else(|| url.to_string(), |rank| format!("{url}@{rank}"));
         Self {
             id,
-            hash_seed: backend.url.hash_seed(),
+            hash_seed: xxh3_64(name.as_bytes()),
             backend,
+            rank,
+            name,
             counters: ReplicaCounters::default(),
             learned: Learned::new(config.default_cache_blocks()),
             load: Load::default(),
@@ -51,7 +69,20 @@ impl Replica {
 
     /// The name of the worker in metrics and logs.
     pub fn name(&self) -> &str {
-        self.backend.url.as_str()
+        &self.name
+    }
+
+    /// The value of [`RANK_HEADER`] for a request to this replica.
+    pub fn rank_header(&self) -> Option<HeaderValue> {
+        self.rank.map(HeaderValue::from)
+    }
+
+    /// The figures that the engine reports. They are those of the whole process, so only its first rank has them.
+    pub fn engine_load(&self) -> Arc<EngineLoad> {
+        match self.rank {
+            None | Some(0) => self.backend.engine_load.load_full(),
+            Some(_) => Arc::default(),
+        }
     }
 
     pub fn requests(&self) -> u32 {
@@ -95,6 +126,7 @@ impl Replica {
         WorkerView {
             id: self.id.0,
             url: backend.url.to_string(),
+            dp_rank: self.rank,
             phase: backend.phase(),
             healthy: backend.is_in_rotation(),
             is_healthy: backend.is_in_rotation(),
@@ -116,6 +148,8 @@ impl Replica {
 pub struct WorkerView {
     pub id: u32,
     pub url: String,
+    /// Null if the router does not choose the data-parallel rank.
+    pub dp_rank: Option<u32>,
     pub phase: Phase,
     pub healthy: bool,
     /// The same as `healthy`, under SMG's name.

@@ -24,7 +24,7 @@ use crate::{
     error::{Error, Refusal},
     fleet::{
         Backend, LoadGuard, Outcome,
-        registry::{any_expected, any_healthy},
+        registry::{any_expected, any_healthy, replicas_of},
     },
     key::RouteKey,
     metrics::UpstreamFailure,
@@ -93,7 +93,7 @@ impl<'a> Round<'a> {
             self.tried.push(replica.id);
             if !matches!(error, AttemptError::Busy(_)) {
                 self.job.failures += 1;
-                self.job.failed.push(replica.id);
+                self.exclude(&replica.backend);
                 if !self.may_retry(&error) {
                     return Err(self.decide(error));
                 }
@@ -107,6 +107,14 @@ impl<'a> Round<'a> {
             }
             last = Some(error);
         }
+    }
+
+    /// Excludes all workers of a process on which the request has failed.
+    fn exclude(&mut self, backend: &Backend) {
+        let replicas = self.job.router.registry.replicas();
+        let own = replicas_of(&replicas, backend).iter().map(|replica| replica.id);
+        self.job.failed.extend(own.clone());
+        self.tried.extend(own);
     }
 
     /// Chooses the next worker; `last` is the error of the previous attempt. Returns `None` if no worker is

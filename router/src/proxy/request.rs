@@ -13,7 +13,7 @@ use crate::{
     config::ApiKey,
     engine::continuation,
     error::Error,
-    fleet::Replica,
+    fleet::{RANK_HEADER, Replica},
     key::session_of,
     router::Router,
     telemetry,
@@ -108,6 +108,9 @@ impl WorkerRequest {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
         request.headers_mut().insert(header::HOST, replica.backend.pool.host_header());
+        if let Some(rank) = replica.rank_header() {
+            request.headers_mut().insert(RANK_HEADER, rank);
+        }
         if let Some(key) = replica.backend.pool.authorization() {
             let headers = request.headers_mut();
             headers.insert(header::AUTHORIZATION, key);

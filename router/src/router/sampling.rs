@@ -48,7 +48,7 @@ fn of_router(router: &Router) -> RouterMoment {
 }
 
 fn of_worker(replica: &Replica) -> WorkerMoment {
-    let (counters, load) = (&replica.counters, replica.backend.engine_load.load());
+    let (counters, load) = (&replica.counters, replica.engine_load());
     WorkerMoment {
         counts: Counts {
             requests: Some(counters.selections.total() as f64),

@@ -1,11 +1,14 @@
 //! SGLang and vLLM as workers: their information, and token counts on request.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::HeaderMap;
-use mla_router::{RouterHandle, engine::Runtime};
+use mla_router::{Config, RouterHandle, engine::Runtime};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
-use crate::support::{Client, FakeWorker, Reply, Seen, Then, config, router};
+use crate::support::{Client, FakeWorker, Reply, Seen, Then, config, router, soon};
 
 const METRICS: &str = r#"# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -132,4 +135,73 @@ async fn usage_is_requested_only_for_openai_streams() {
         let sent = worker.request().await.body;
         assert_eq!(sent != body, is_asked, "{path} {sent:?}");
     }
+}
+
+const TWO_RANKS: &str = r#"{"max_total_num_tokens":4096,"dp_size":2}"#;
+
+/// A router that chooses among the ranks of `worker`, which reports two of them.
+async fn with_ranks(worker: &FakeWorker) -> RouterHandle {
+    worker.set_info(TWO_RANKS);
+    router(Config { dp_aware: true, ..config() }, &[worker]).await
+}
+
+fn ranks(router: &RouterHandle) -> Vec<Option<u32>> {
+    router.workers().iter().map(|worker| worker.dp_rank).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_data_parallel_rank_of_sglang_has_its_own_load_and_cache() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let router = with_ranks(&worker).await;
+    assert_eq!(ranks(&router), [Some(0), Some(1)]);
+    let address = router.local_addr();
+    let ask = |letter: &str| {
+        let body = json!({"prompt": letter.repeat(10_000)}).to_string();
+        tokio::spawn(async move {
+            Client::connect(address).await.post("/v1/completions", body).await.status
+        })
+    };
+    let (mut asked, mut seen) = (Vec::new(), Vec::new());
+    for letter in ["a", "b"] {
+        asked.push(ask(letter));
+        seen.push(worker.request().await.head.headers["x-data-parallel-rank"].clone());
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, ["0", "1"], "the second rank has less to do");
+    gate.add_permits(100);
+    for answer in asked {
+        assert_eq!(answer.await.expect("an answer"), 200);
+    }
+    let told = Client::connect(address).await.get("/metrics").await;
+    let told = String::from_utf8(told.body.to_vec()).expect("text");
+    for rank in 0..2 {
+        let series = format!(r#"mla_router_selections_total{{worker="{}@{rank}""#, worker.url());
+        assert!(told.contains(&series), "{series} is not in {told}");
+    }
+    worker.kill().await;
+    worker.set_info(r#"{"max_total_num_tokens":4096,"dp_size":1}"#);
+    worker.restart().await;
+    soon(router.router().registry.wait_until(|replicas| replicas.len() == 1)).await;
+    assert_eq!(ranks(&router), [None]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_request_is_not_sent_to_another_rank_of_the_same_process() {
+    let mut worker = FakeWorker::start(|_| Reply::status(500)).await;
+    let router = with_ranks(&worker).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    assert_eq!(client.post("/v1/completions", r#"{"prompt":"a"}"#).await.status, 500);
+    assert_eq!(worker.requests_so_far(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rank_is_left_to_the_engine_by_default() {
+    let mut worker = FakeWorker::plain().await;
+    worker.set_info(TWO_RANKS);
+    let router = router(config(), &[&worker]).await;
+    assert_eq!(ranks(&router), [None]);
+    ask(&router, "/v1/completions", r#"{"prompt":"a"}"#).await;
+    assert!(!worker.request().await.head.headers.contains_key("x-data-parallel-rank"));
 }

@@ -31,7 +31,8 @@ function why({ trouble, requests }) {
 
 class Row {
   constructor(worker) {
-    this.name = element("strong", { text: worker.url.replace(/^http:\/\//, ""), title: worker.url });
+    const name = worker.dp_rank === null ? worker.url : `${worker.url}@${worker.dp_rank}`;
+    this.name = element("strong", { text: name.replace(/^http:\/\//, ""), title: name });
     this.state = element("span", { className: "dot" });
     this.reason = cell("Reason", "reason");
     this.output = element("span");
