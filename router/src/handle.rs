@@ -21,7 +21,6 @@ use crate::{
     router::Router,
     server::{self, connection::Lifecycle, tls::Tls},
     stats::Stats,
-    upstream::address::WorkerAddress,
 };
 
 /// With `--reuse-port`, time from closing the port to refusing requests, for clients that have connected but sent
@@ -116,7 +115,7 @@ impl RouterHandle {
 
     /// Registers a worker. It takes requests after its first good health check.
     pub fn add_worker(&self, url: &str) -> Result<WorkerView, Error> {
-        Ok(self.router.add_worker(WorkerAddress::trusted(WorkerUrl::from_client(url)?))?.view())
+        Ok(self.router.add_worker(WorkerUrl::from_client(url)?.into())?.view())
     }
 
     /// Removes a worker. Its requests in flight finish.

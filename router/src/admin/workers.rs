@@ -15,33 +15,40 @@ use serde_json::{Value, json};
 use super::Shared;
 use crate::{
     error::Error,
-    fleet::{Replica, WorkerView, registry::backends},
+    fleet::{Replica, WorkerSpec, WorkerView, registry::backends},
     names::WorkerUrl,
     router::Router,
 };
 
-/// The URL of a worker, from the query or from a JSON body.
+/// A worker that a client names, in the query or in a JSON body.
 #[derive(Deserialize)]
 pub(super) struct Target {
     url: String,
+    api_key: Option<String>,
 }
 
 impl Target {
-    fn from_json(body: &[u8]) -> Result<WorkerUrl, Error> {
+    fn from_json(body: &[u8]) -> Result<WorkerSpec, Error> {
         let target: Result<Self, _> = serde_json::from_slice(body);
         let bad = |error: serde_json::Error| Error::BadRequest {
             param: "url",
             message: format!("expected {{\"url\": \"http://HOST:PORT\"}}: {error}"),
         };
-        WorkerUrl::from_client(&target.map_err(bad)?.url)
+        target.map_err(bad)?.spec()
     }
 
-    fn from_query(query: Result<Query<Self>, QueryRejection>) -> Result<WorkerUrl, Error> {
+    fn from_query(query: Result<Query<Self>, QueryRejection>) -> Result<WorkerSpec, Error> {
         let missing = |_| Error::BadRequest {
             param: "url",
             message: "expected ?url=http://HOST:PORT".to_owned(),
         };
-        WorkerUrl::from_client(&query.map_err(missing)?.url)
+        query.map_err(missing)?.0.spec()
+    }
+
+    fn spec(self) -> Result<WorkerSpec, Error> {
+        let bad = |message| Error::BadRequest { param: "api_key", message };
+        let api_key = self.api_key.map(|key| key.parse()).transpose().map_err(bad)?;
+        Ok(WorkerSpec { url: WorkerUrl::from_client(&self.url)?, api_key })
     }
 }
 
@@ -125,7 +132,7 @@ pub(super) async fn remove_worker(
     State(router): Shared,
     query: Result<Query<Target>, QueryRejection>,
 ) -> Result<Json<Value>, Error> {
-    let url = Target::from_query(query)?;
+    let url = Target::from_query(query)?.url;
     router.remove_worker(&url)?;
     Ok(Json(json!({ "removed": url })))
 }

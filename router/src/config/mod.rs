@@ -35,7 +35,8 @@ pub struct Config {
     #[arg(long, value_name = "URL", num_args = 0.., help_heading = WORKERS)]
     pub worker_urls: Vec<WorkerUrl>,
 
-    /// File with one worker URL a line; the router follows its changes
+    /// File with one worker a line, as a URL or as {"url": URL, "api_key": KEY}; the router follows its
+    /// changes
     #[arg(long, value_name = "FILE", help_heading = WORKERS)]
     pub worker_urls_file: Option<PathBuf>,
 

@@ -1,12 +1,12 @@
-//! `--worker-urls-file`: one worker URL a line; `#` starts a comment.
+//! `--worker-urls-file`: one worker a line, as a URL or as a JSON object; `#` starts a comment.
 
 use std::{fs, io, path::PathBuf, pin::Pin};
 
 use super::{
     Discovery,
-    follower::{Follower, WorkerSet, WorkerSpec},
+    follower::{Follower, Listed, WorkerSet},
 };
-use crate::{file_watch::DebouncedFileWatch, names::WorkerUrl};
+use crate::{file_watch::DebouncedFileWatch, fleet::WorkerSpec, names::WorkerUrl};
 
 /// The file with the URLs of the workers.
 pub(super) struct UrlsFile {
@@ -55,14 +55,24 @@ fn parse(text: &str) -> Result<WorkerSet, String> {
     }
     let mut found = WorkerSet::new();
     for (index, line) in text.lines().enumerate() {
-        let url = line.split('#').next().unwrap_or_default().trim();
-        if !url.is_empty() {
-            let url: WorkerUrl =
-                url.parse().map_err(|error| format!("line {}: {error}", index + 1))?;
-            found.insert(url, WorkerSpec { instance: String::new(), ready: true });
+        let spec = parse_line(line).map_err(|error| format!("line {}: {error}", index + 1))?;
+        if let Some(spec) = spec {
+            let listed = Listed { spec, instance: String::new(), ready: true };
+            found.insert(listed.spec.url.clone(), listed);
         }
     }
     Ok(found)
+}
+
+fn parse_line(line: &str) -> Result<Option<WorkerSpec>, String> {
+    if line.trim_start().starts_with('{') {
+        return serde_json::from_str(line).map(Some).map_err(|error| error.to_string());
+    }
+    let url = line.split('#').next().unwrap_or_default().trim();
+    if url.is_empty() {
+        return Ok(None);
+    }
+    url.parse().map(|url: WorkerUrl| Some(url.into()))
 }
 
 #[cfg(test)]
@@ -82,6 +92,20 @@ mod tests {
         assert!(parse("").is_err());
         let error = parse("http://a:1\nhttp://b:1/v1").expect_err("a path");
         assert!(error.contains("line 2") && error.contains("http://b:1/v1"), "{error}");
+    }
+
+    #[test]
+    fn a_json_line_has_the_key_of_its_worker() {
+        let found =
+            parse("{\"url\": \"http://a:1\", \"api_key\": \"a#1\"}\nhttp://b:1").expect("good");
+        let keys: Vec<_> = found.values().map(|listed| listed.spec.api_key.clone()).collect();
+        assert_eq!(keys, [Some("a#1".parse().expect("a key")), None]);
+        for bad in
+            [r#"{"url":"http://a:1","weight":2}"#, r#"{"url":"http://a:1","api_key":""}"#, "{}"]
+        {
+            let error = parse(bad).expect_err(bad);
+            assert!(error.starts_with("line 1: "), "{error}");
+        }
     }
 
     #[test]

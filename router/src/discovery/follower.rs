@@ -6,19 +6,27 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use crate::{names::WorkerUrl, router::Router, upstream::address::WorkerAddress};
+use crate::{fleet::WorkerSpec, names::WorkerUrl, router::Router};
 
 /// The workers of a source.
-pub(super) type WorkerSet = BTreeMap<WorkerUrl, WorkerSpec>;
+pub(super) type WorkerSet = BTreeMap<WorkerUrl, Listed>;
 
-/// The state of one worker in its source.
+/// A worker in its source.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct WorkerSpec {
+pub(super) struct Listed {
+    pub(super) spec: WorkerSpec,
     /// Identity of the process behind the URL, such as the uid of a pod: another pod may get the same address
     /// later. Empty if the source has no identities.
     pub(super) instance: String,
     /// Whether the worker should get requests. A worker that is not ready stays registered with its learned state.
     pub(super) ready: bool,
+}
+
+impl Listed {
+    /// Whether this is the same process with the same description; its readiness may differ.
+    fn is_same(&self, other: &Self) -> bool {
+        self.instance == other.instance && self.spec == other.spec
+    }
 }
 
 /// Adds and removes the workers of one source. Workers from elsewhere are not touched. A worker of the source that
@@ -42,26 +50,26 @@ impl Follower {
         };
         let source = self.source;
         let before = mem::take(&mut self.added);
-        for (url, spec) in &before {
-            if found.get(url).is_none_or(|now| now.instance != spec.instance)
+        for (url, was) in &before {
+            if found.get(url).is_none_or(|now| !now.is_same(was))
                 && let Err(error) = router.remove_worker(url)
             {
                 tracing::debug!("{source}: {error}");
             }
         }
-        for (url, spec) in found {
-            match before.get(&url).filter(|was| was.instance == spec.instance) {
+        for (url, now) in found {
+            match before.get(&url).filter(|was| now.is_same(was)) {
                 Some(was) => {
-                    if was.ready != spec.ready {
-                        router.withhold(&url, !spec.ready);
+                    if was.ready != now.ready {
+                        router.withhold(&url, !now.ready);
                     }
-                    self.added.insert(url, spec);
+                    self.added.insert(url, now);
                 }
-                None if !spec.ready => {}
-                None => match router.add_worker(WorkerAddress::trusted(url.clone())) {
+                None if !now.ready => {}
+                None => match router.add_worker(now.spec.clone()) {
                     Ok(_) => {
                         tracing::info!("{source}: worker {url} added");
-                        self.added.insert(url, spec);
+                        self.added.insert(url, now);
                     }
                     Err(error) => tracing::debug!("{source}: {error}"),
                 },
@@ -79,9 +87,13 @@ mod tests {
         text.parse().expect("a URL")
     }
 
+    fn listed(address: &str, instance: &str, ready: bool) -> (WorkerUrl, Listed) {
+        let spec = WorkerSpec::from(url(address));
+        (spec.url.clone(), Listed { spec, instance: instance.to_owned(), ready })
+    }
+
     fn found(pairs: &[(&str, &str)]) -> WorkerSet {
-        let spec = |instance: &str| WorkerSpec { instance: instance.to_owned(), ready: true };
-        pairs.iter().map(|(address, instance)| (url(address), spec(instance))).collect()
+        pairs.iter().map(|(address, instance)| listed(address, instance, true)).collect()
     }
 
     fn ids(router: &Router) -> Vec<(String, u32)> {
@@ -110,10 +122,7 @@ mod tests {
     async fn a_worker_that_is_not_ready_stays_registered_with_its_learned_state() {
         let router = Router::new(Config::default()).expect("a good config");
         let mut follower = Follower::new(&router, "test");
-        let away = |instance: &str| {
-            let spec = WorkerSpec { instance: instance.to_owned(), ready: false };
-            WorkerSet::from([(url("http://a:1"), spec)])
-        };
+        let away = |instance: &str| WorkerSet::from([listed("http://a:1", instance, false)]);
         follower.update(away("x"));
         assert!(ids(&router).is_empty(), "it has never been ready");
         follower.update(found(&[("http://a:1", "x")]));

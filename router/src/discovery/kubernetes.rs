@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use super::{
     Discovery,
-    follower::{Follower, WorkerSet, WorkerSpec},
+    follower::{Follower, Listed, WorkerSet},
 };
 use crate::{config::Config, error::StartError, names::WorkerUrl};
 
@@ -140,7 +140,8 @@ impl Known {
         // Ready pods last: one of them may have the address of an ended pod.
         for ready in [false, true] {
             for (uid, place) in self.pods.iter().filter(|(_, place)| place.ready == ready) {
-                found.insert(place.url.clone(), WorkerSpec { instance: uid.clone(), ready });
+                let spec = place.url.clone().into();
+                found.insert(place.url.clone(), Listed { spec, instance: uid.clone(), ready });
             }
         }
         found
@@ -182,9 +183,9 @@ mod tests {
     }
 
     fn urls(known: &Known) -> Vec<String> {
-        let line = |(url, spec): (WorkerUrl, WorkerSpec)| {
-            let away = if spec.ready { "" } else { " away" };
-            format!("{url} {}{away}", spec.instance)
+        let line = |(url, listed): (WorkerUrl, Listed)| {
+            let away = if listed.ready { "" } else { " away" };
+            format!("{url} {}{away}", listed.instance)
         };
         known.found().into_iter().map(line).collect()
     }

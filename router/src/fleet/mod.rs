@@ -20,6 +20,7 @@ pub mod registry;
 mod replica;
 mod silence_limit;
 mod single_flight;
+mod spec;
 pub mod speed;
 
 pub use backend::Backend;
@@ -29,3 +30,4 @@ pub use health_state::Phase;
 pub use last_failure::LastFailure;
 pub use load_guard::LoadGuard;
 pub use replica::{RANK_HEADER, Replica, WorkerView};
+pub use spec::WorkerSpec;

@@ -16,7 +16,7 @@ use crate::{
     correct::OwnerShare,
     error::{Error, StartError},
     fleet::{
-        Backend, Replica,
+        Backend, Replica, WorkerSpec,
         registry::{self, Registry},
     },
     history::History,
@@ -88,7 +88,7 @@ impl Router {
             config,
         });
         for url in &router.config.worker_urls {
-            if let Err(error) = router.add_worker(WorkerAddress::trusted(url.clone())) {
+            if let Err(error) = router.add_worker(url.clone().into()) {
                 tracing::warn!("--worker-urls: {error}");
             }
         }
@@ -96,14 +96,34 @@ impl Router {
         Ok(router)
     }
 
+    /// Registers a worker of the operator. It may lie in any network.
+    pub fn add_worker(self: &Arc<Self>, spec: WorkerSpec) -> Result<Arc<Replica>, Error> {
+        self.register(WorkerAddress::trusted(spec.url), spec.api_key.as_ref())
+    }
+
+    /// Registers a worker by a client's request. Its addresses must lie within --worker-networks.
+    pub async fn add_named_worker(
+        self: &Arc<Self>,
+        spec: WorkerSpec,
+    ) -> Result<Arc<Replica>, Error> {
+        let networks = Networks::new(&self.config.worker_networks);
+        let limit = self.config.connect_timeout_secs.get();
+        let address = WorkerAddress::checked(spec.url, networks, limit).await?;
+        self.register(address, spec.api_key.as_ref())
+    }
+
     /// Registers a worker and starts its health check. It takes requests after the first good check.
-    pub fn add_worker(self: &Arc<Self>, address: WorkerAddress) -> Result<Arc<Replica>, Error> {
+    fn register(
+        self: &Arc<Self>,
+        address: WorkerAddress,
+        api_key: Option<&ApiKey>,
+    ) -> Result<Arc<Replica>, Error> {
         let url = address.url().clone();
         let pool = Pool::new(
             address,
             Arc::clone(&self.dialer),
             self.config.upstream_idle_timeout_secs.get(),
-            self.config.worker_key().map(ApiKey::bearer),
+            api_key.or(self.config.worker_key()).map(ApiKey::bearer),
         );
         let replica = self.registry.add(url, pool, &self.config)?;
         let backend = &replica.backend;
@@ -111,13 +131,6 @@ impl Router {
         backend.attach_health_check(self.runtime.spawn(check).abort_handle());
         self.runtime.spawn(watch::engine(Arc::downgrade(self), Arc::clone(backend)));
         Ok(replica)
-    }
-
-    /// Registers a worker by a client's request. Its addresses must lie within --worker-networks.
-    pub async fn add_named_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Replica>, Error> {
-        let networks = Networks::new(&self.config.worker_networks);
-        let limit = self.config.connect_timeout_secs.get();
-        self.add_worker(WorkerAddress::checked(url, networks, limit).await?)
     }
 
     /// Removes a worker. Its requests in flight finish.

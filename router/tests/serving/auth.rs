@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt;
-use mla_router::{Config, admin::dashboard::FILES};
+use mla_router::{Config, admin::dashboard::FILES, fleet::Phase};
+use serde_json::json;
 
-use crate::support::{Client, FakeWorker, Raw, config, request, router};
+use crate::support::{Client, FakeWorker, Raw, all_in, config, request, router};
 
 const PROBES: [&str; 5] = ["/", "/health", "/health_generate", "/liveness", "/readiness"];
 const DATA: [(&str, &str); 9] = [
@@ -204,5 +205,33 @@ async fn worker_admin_paths_get_the_worker_admin_key() {
         let address = router.local_addr();
         assert_eq!(status(address, ("POST", "/flush_cache"), None).await, 200);
         assert_eq!(worker.request().await.head.headers["authorization"], sent);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_may_have_a_key_of_its_own() {
+    for path in ["/workers", "/add_worker"] {
+        let mut worker = FakeWorker::plain().await;
+        let shared = Some("w".parse().expect("a key"));
+        let router = router(Config { worker_api_key: shared, ..config() }, &[]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        let url = worker.url();
+        let mut statuses = Vec::new();
+        for key in ["", "own"] {
+            let answer = match path {
+                "/workers" => {
+                    client.post(path, json!({"url": url, "api_key": key}).to_string()).await
+                }
+                _ => client.post(&format!("{path}?url={url}&api_key={key}"), "").await,
+            };
+            if key.is_empty() {
+                assert_eq!(answer.json()["error"]["param"], "api_key");
+            }
+            statuses.push(answer.status.is_success());
+        }
+        assert_eq!(statuses, [false, true], "{path}");
+        all_in(Phase::Healthy, &router).await;
+        assert_eq!(client.post("/generate", "{}").await.status, 200);
+        assert_eq!(worker.request().await.head.headers["authorization"], "Bearer own");
     }
 }
