@@ -22,6 +22,7 @@ LAYERS = (
     "worker.kv_cache",
     "worker.model",
     "worker.engine",
+    "worker.ranks",
     "worker.grammar",
     "worker.scheduler",
     # The rooms of the server. It talks with a scheduler and imports nothing of it: see SERVER_MAY_NOT.
@@ -44,7 +45,7 @@ LAYERS = (
 # The server runs without torch.
 SERVER_MAY_NOT = tuple(
     f"mla_router.worker.{room}."
-    for room in ("kernels", "kv_cache", "model", "engine", "grammar", "scheduler")
+    for room in ("kernels", "kv_cache", "model", "engine", "ranks", "grammar", "scheduler")
 )
 # Modules that can execute data.
 EXECUTES_DATA = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})

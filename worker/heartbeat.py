@@ -1,7 +1,7 @@
-"""The scheduler's heartbeat: counters in a page of shared memory, which its server processes read.
+"""The heartbeats of a worker's ranks: counters in shared memory, which its server processes read.
 
-A heartbeat costs the scheduler a few stores to memory a step. The servers read the page without the
-scheduler's help, so they also find a scheduler that is stopped or hangs in a step.
+Each rank has a page; the page of rank 0 is that of the scheduler. A heartbeat costs a few stores to memory a step. The
+servers read the pages without help, so they also find a process that is stopped or hangs in a step.
 """
 
 from __future__ import annotations
@@ -13,31 +13,38 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_BYTES = 4096
+_BYTES = mmap.PAGESIZE
+MAX_RANKS = 64
 _PID, _COUNT, _LAST, _HAS_WORK, _PAUSED, _EXPECTED = range(6)
 
 
 class Heartbeat:
-    """Shared memory with one writer, the scheduler, and any number of readers."""
+    """A page of shared memory with one writer, the process of a rank, and any number of readers."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Maps the memory behind the file descriptor."""
+    def __init__(self, descriptor: int, rank: int = 0) -> None:
+        """Maps the page of `rank` in the memory behind the file descriptor."""
         self.descriptor = descriptor
-        self._cells = memoryview(mmap.mmap(descriptor, _BYTES)).cast("d")
+        page = mmap.mmap(descriptor, _BYTES, offset=rank * _BYTES)
+        self._cells = memoryview(page).cast("d")
 
     @classmethod
     def create(cls) -> Heartbeat:
-        """Allocates memory that lasts until every process has closed its descriptor."""
+        """Allocates the pages of MAX_RANKS ranks, which last until every process has closed the descriptor. The kernel
+        gives memory to those that are written. Returns the heartbeat of rank 0."""
         descriptor = os.memfd_create("mla-router-heartbeat")
-        os.ftruncate(descriptor, _BYTES)
+        os.ftruncate(descriptor, MAX_RANKS * _BYTES)
         heartbeat = cls(descriptor)
         weakref.finalize(heartbeat, os.close, descriptor)
         return heartbeat
 
-    # -- written by the scheduler -----------------------------------------------------------------
+    def of_rank(self, rank: int) -> Heartbeat:
+        """Returns the heartbeat of another rank, which is valid as long as this one."""
+        return Heartbeat(self.descriptor, rank)
+
+    # -- written by the rank ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Registers this process as the scheduler. From now on heartbeats are expected."""
+        """Registers this process as the rank's. From now on heartbeats are expected."""
         self.update(has_work=False)
         self._cells[_PID] = os.getpid()
 
@@ -54,7 +61,7 @@ class Heartbeat:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Expects no heartbeats inside: the scheduler waits for other processes, or does something long on purpose."""
+        """Expects no heartbeats inside: the process waits for other processes, or does something long on purpose."""
         self._cells[_PAUSED] = 1
         try:
             yield
@@ -66,7 +73,7 @@ class Heartbeat:
 
     @property
     def pid(self) -> int:
-        """The scheduler's process id; 0 before its first heartbeat."""
+        """The process id of the rank; 0 before its first heartbeat."""
         return int(self._cells[_PID])
 
     @property

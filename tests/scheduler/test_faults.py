@@ -61,7 +61,7 @@ def test_failures_far_apart_do_not_add_up() -> None:
 
 def test_a_lost_device_ends_the_process_at_once() -> None:
     engine = FaultyEngine(CAPACITY, fail_wait={2}, usable=False)
-    with pytest.raises(EngineFailed, match="device"):
+    with pytest.raises(EngineFailed, match="no later step"):
         run({0: [generate("a", [1], 9)]}, engine=engine, capacity=CAPACITY)
 
 

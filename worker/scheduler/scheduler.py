@@ -341,7 +341,7 @@ class Scheduler:
         self._failures += 1
         logger.error("step %d failed", self.planner.num_steps, exc_info=error)
         if not self.engine.is_usable_after(error):
-            raise EngineFailed("the device is lost") from error
+            raise EngineFailed("no later step can succeed") from error
         if self._failures == MAX_FAILURES:
             raise EngineFailed(f"{MAX_FAILURES} steps in a row have failed") from error
         for request in [*step.prefills, *step.decodes]:

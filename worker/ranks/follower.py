@@ -1,0 +1,62 @@
+"""The loop of a rank without a scheduler: it repeats the calls of rank 0 on its own engine.
+
+Nothing goes back. All ranks have the same plans, logits and noise, so each samples the same tokens for itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NoReturn, Protocol
+
+from mla_router.worker.core import PendingStep, StepEngine
+from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.ranks.calls import EngineCall, Forward, Sample
+
+HEARTBEAT_S = 0.5
+# Rank 0 launches a step when the step two before is complete, and engines reuse host memory after it.
+_IN_FLIGHT = 2
+
+
+class Receiver(Protocol):
+    def receive(self, timeout_s: float) -> EngineCall | None: ...
+
+
+class Follower:
+    """Runs engine calls, and keeps the heartbeat of its rank."""
+
+    def __init__(self, engine: StepEngine[Any], own: Heartbeat, leader: Heartbeat) -> None:
+        """`own` and `leader`: the heartbeats of this rank and of rank 0."""
+        self._engine = engine
+        self._own = own
+        self._leader = leader
+        self._launched: Any = None  # output of the last `forward`
+        self._pending: deque[PendingStep] = deque()
+
+    def run(self, receiver: Receiver) -> NoReturn:
+        """Runs all calls until the process ends. Raises CallError, and any error of a call."""
+        while True:
+            self.beat()
+            call = receiver.receive(HEARTBEAT_S)
+            if call is not None:
+                self._own.expect(self._leader.expected_s)
+                self.do(call)
+
+    def beat(self) -> None:
+        """Updates the heartbeat. It is watched from the time on when rank 0 serves: first steps may compile for long."""
+        if not self._own.pid and self._leader.pid:
+            self._own.start()
+        self._own.update()
+
+    def do(self, call: EngineCall) -> None:
+        """Runs `call`. Before a step is launched, the step two before is complete."""
+        match call:
+            case Forward(plan):
+                while len(self._pending) >= _IN_FLIGHT:
+                    self._pending.popleft().wait()
+                self._launched = self._engine.forward(plan)
+            case Sample(masks):
+                launched, self._launched = self._launched, None
+                assert launched is not None, "a Sample without a Forward before it"
+                self._pending.append(
+                    self._engine.sample(launched, None if masks is None else masks.unpack())
+                )

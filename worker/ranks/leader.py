@@ -1,0 +1,44 @@
+"""The engine of rank 0 as the scheduler sees it: each call goes to the other ranks, then runs here."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol
+
+from mla_router.worker.core import (
+    Capacity,
+    ForwardOutput,
+    PendingStep,
+    StepEngine,
+    StepPlan,
+    TokenMasks,
+)
+from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample
+
+
+class Sender(Protocol):
+    def send(self, call: EngineCall) -> None: ...
+
+
+class Leader(Generic[ForwardOutput]):
+    """Implements `StepEngine`. The other ranks launch while this one does: a call is sent before it runs."""
+
+    def __init__(self, engine: StepEngine[ForwardOutput], sender: Sender) -> None:
+        self._engine = engine
+        self._sender = sender
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._engine.capacity
+
+    def forward(self, plan: StepPlan) -> ForwardOutput:
+        self._sender.send(Forward(plan))
+        return self._engine.forward(plan)
+
+    def sample(self, forward_output: ForwardOutput, masks: TokenMasks | None = None) -> PendingStep:
+        self._sender.send(Sample(None if masks is None else Masks.of(masks)))
+        return self._engine.sample(forward_output, masks)
+
+    def is_usable_after(self, error: Exception) -> bool:
+        # The other ranks may have run the step, or wait for this one in an exchange.
+        del error
+        return False
