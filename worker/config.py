@@ -196,6 +196,12 @@ class WorkerConfig:
         False,
         "keep keys and values of all heads in the KV cache instead of latents, for comparison with MLA",
     )
+    mla_bmm_dtype: str = _flag(
+        "auto",
+        "dtype of the activations in MLA's two batched products of decode, with an FP8 checkpoint; auto: they are not "
+        "rounded, which is more accurate; fp8_e4m3, fp8_e5m2: rounded with a static scale, for FP8 tensor cores",
+        choices=("auto", "fp8_e4m3", "fp8_e5m2"),
+    )
     disable_cuda_graph: bool = _flag(False, "launch all steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
         256, "largest batch size of captured decode graphs", low=1, high=4096

@@ -25,6 +25,7 @@ from mla_router.worker.kernels.attention.absorb import (
     expand_values_triton,
     tiling,
 )
+from mla_router.worker.kernels.weight import Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -39,20 +40,20 @@ def measure(heads: int, tokens: int) -> dict[str, Any]:
     out = q.new_empty(tokens, heads, 128)
     weights = torch.randn(LAYERS, heads, 256, 512, device="cuda").bfloat16()
 
-    def time(pair: Callable[[torch.Tensor, torch.Tensor], None]) -> float:
+    def time(pair: Callable[[Weight, Weight], None]) -> float:
         turn = cycle(weights)
 
         def one() -> None:
             both = next(turn)
-            pair(both[:, :128], both[:, 128:])
+            pair(Weight(both[:, :128]), Weight(both[:, 128:]))
 
         return round(time_graph_us(one, launches=LAYERS, replays=5), 2)
 
-    def library(w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+    def library(w_uk: Weight, w_uv: Weight) -> None:
         expand_values_torch(absorb_queries_torch(q, w_uk), w_uv, out)
 
-    def ours(latents: int, values: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        def pair(w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+    def ours(latents: int, values: int) -> Callable[[Weight, Weight], None]:
+        def pair(w_uk: Weight, w_uv: Weight) -> None:
             latent = absorb_queries_triton(q, w_uk, columns=latents)
             expand_values_triton(latent, w_uv, out, columns=values)
 

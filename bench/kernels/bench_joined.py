@@ -55,8 +55,8 @@ class Layer:
     router: Tensor
 
     @property
-    def w_uk(self) -> Tensor:
-        return self.up[:, :NOPE]
+    def w_uk(self) -> Weight:
+        return Weight(self.up[:, :NOPE], constant=True)
 
 
 class Case:
@@ -108,14 +108,13 @@ class Case:
 
     def rope_apart(self, layer: Layer) -> None:
         rope_kv_write_triton(*self.rope, interleaved=True)
-        absorb_queries_triton(self.rope[0][..., :NOPE], layer.w_uk, constant=True)
+        absorb_queries_triton(self.rope[0][..., :NOPE], layer.w_uk)
 
     def rope_joined(self, layer: Layer, columns: int | None = None, num_warps: int = 4) -> None:
         rope_absorb_triton(
             *self.rope,
             layer.w_uk,
             interleaved=True,
-            constant=True,
             columns=columns,
             num_warps=num_warps,
         )
@@ -150,12 +149,12 @@ class Case:
     def parts(self, rows: int) -> Iterator[tuple[str, list[Any], list[Any], int]]:
         """Returns name, separate and fused kernels, and bytes of weights."""
         layer = self.layers[0]
-        projection, absorbed = layer.projection.nbytes, layer.w_uk.numel() * 2
+        projection, absorbed = layer.projection.nbytes, layer.w_uk.values.numel() * 2
         one_row = rows == 1
         if one_row:
             yield "norm", [self.norm_apart], [self.norm_joined], projection
         yield "router", [self.router_apart], [self.router_joined], layer.router.nbytes
-        if not is_small(rows, *layer.w_uk.shape):
+        if not is_small(rows, *layer.w_uk.values.shape):
             return
         yield "rope", [self.rope_apart], [self.rope_joined], absorbed
         norm = self.norm_joined if one_row else self.norm_apart

@@ -28,6 +28,7 @@ from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.warmup_compile import MissingKernels, distinct_layers
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.rms_norm import rms_norm_triton
+from mla_router.worker.kernels.weight import Weight
 from support.compiler_process import compiling_environment
 from support.sm90 import NoDevice, compile_here
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -47,7 +48,7 @@ def launches() -> None:
 
     for width in (2048, 512, 2048):
         rms_norm_triton(half(2, width), half(width), 1e-6)
-    absorb_queries_triton(half(2, 16, 128), half(16, 128, 512), constant=True)
+    absorb_queries_triton(half(2, 16, 128), Weight(half(16, 128, 512), constant=True))
 
 
 def fail_in_threads() -> None:

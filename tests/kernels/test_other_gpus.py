@@ -42,6 +42,7 @@ from mla_router.worker.kernels.norm_linear import norm_linear_triton
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.sampling.sample import sample_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
+from mla_router.worker.kernels.weight import Weight
 from support.architectures import A100, B200, L40S, LIMITS, OTHERS, compiling_for
 from support.sm90 import compile_sm90
 
@@ -119,10 +120,10 @@ def small_ops() -> None:
         integers(8).long(),
     )
     rows = (q.view(8, 16, 192), kv, meta(512), 1e-6, rotations, meta(9, 64, 576), locations)
-    up = meta(16, 256, 512)
-    rope_absorb_triton(*rows, up[:, :128], interleaved=True, constant=True, settled=True)
+    w_uk, w_uv = (Weight(w, constant=True) for w in meta(16, 256, 512).split(128, dim=1))
+    rope_absorb_triton(*rows, w_uk, interleaved=True, settled=True)
     rope_kv_write_triton(*rows, interleaved=True, in_place=True)
-    expand_values_triton(meta(8, 16, 512), up[:, 128:], meta(8, 16, 128))
+    expand_values_triton(meta(8, 16, 512), w_uv, meta(8, 16, 128))
     q, k, v = meta(8, 48, 128).split([32, 8, 8], dim=1)
     rotations = torch.empty(8, 64, dtype=torch.complex64, device=META)
     rope_gqa_write_triton(

@@ -28,6 +28,7 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.sampling.sample import sample_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 
 
@@ -172,7 +173,7 @@ def decode_step() -> None:
     rope_kv_write_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, interleaved=True
     )
-    w_uk = x.new_empty(16, 512, 512)
+    w_uk = Weight(x.new_empty(16, 512, 512))
     rope_absorb_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, w_uk, interleaved=True
     )

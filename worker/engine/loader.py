@@ -26,6 +26,7 @@ from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.quantization.choose import choose_quantization
+from mla_router.worker.model.quantization.spec import FP8
 
 logger = logging.getLogger(__name__)
 
@@ -113,16 +114,29 @@ def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:
-    """Returns the model's config, changed by --quantization and --disable-mla. Raises ConfigError, ModelError."""
+    """Returns the model's config, changed by --quantization, --disable-mla and --mla-bmm-dtype. Raises ConfigError,
+    ModelError."""
     model = read_config(config.folder)
     model = replace(model, quantization=choose_quantization(config, model))
-    if not config.disable_mla:
+    rounds = config.mla_bmm_dtype != "auto"
+    if not (config.disable_mla or rounds):
         return model
     if not isinstance(model, DeepseekConfig):
-        raise ConfigError(
-            f"--disable-mla: {model.architecture} has no MLA: leave --disable-mla out"
-        )
-    return replace(model, disable_mla=True)
+        flag = "--disable-mla" if config.disable_mla else "--mla-bmm-dtype"
+        raise ConfigError(f"{flag}: {model.architecture} has no MLA: leave {flag} out")
+    if rounds:
+        _check_rounding(config, model)
+    return replace(model, disable_mla=config.disable_mla, mla_bmm_dtype=config.mla_bmm_dtype)
+
+
+def _check_rounding(config: WorkerConfig, model: DeepseekConfig) -> None:
+    """Raises ConfigError if the matrices of MLA's batched products are not FP8."""
+    flag = f"--mla-bmm-dtype {config.mla_bmm_dtype}"
+    if config.disable_mla:
+        raise ConfigError(f"{flag}: with --disable-mla there are no such products")
+    found = model.quantization
+    if found is None or found.online or found.dtype != FP8:
+        raise ConfigError(f"{flag}: kv_b_proj is not FP8 in this checkpoint; leave the flag out")
 
 
 def choose_graph_sizes(

@@ -44,11 +44,22 @@ class Weight(NamedTuple):
         scales = None if self.scales is None else self.scales[index]
         return self._replace(values=self.values[index], scales=scales)
 
+    def splits(self, rows: Sequence[int]) -> bool:
+        """Whether no block of scales lies across two of the parts of `split_heads`."""
+        return self.is_plain or all(count % self.block[0] == 0 for count in rows)
+
     def split_heads(self, num_heads: int, rows: Sequence[int]) -> list[Weight]:
-        """Returns views [num_heads, n, K] of a plain weight for each n in `rows`, the rows of each head."""
-        assert self.is_plain, "a block of a quantized weight may lie across two heads"
-        by_head = self.values.view(num_heads, sum(rows), -1)
-        return [self._replace(values=part) for part in torch.split(by_head, list(rows), dim=1)]
+        """Returns views [num_heads, n, K] for each n in `rows`, the rows of each head."""
+        assert self.splits(rows), f"a block of {self.block[0]} rows lies across parts of {rows}"
+        values = torch.split(self.values.view(num_heads, sum(rows), -1), list(rows), dim=1)
+        if self.scales is None:
+            return [self._replace(values=part) for part in values]
+        heights = [count // self.block[0] for count in rows]
+        scales = torch.split(self.scales.view(num_heads, sum(heights), -1), heights, dim=1)
+        return [
+            self._replace(values=part, scales=of_part)
+            for part, of_part in zip(values, scales, strict=True)
+        ]
 
 
 class Quantized(NamedTuple):

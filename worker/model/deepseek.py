@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
+from mla_router.worker.kernels.attention.absorb_quantized import StaticFP8, takes_heads
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb
 from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.linear import linear
@@ -76,6 +78,7 @@ class LatentAttention(AttentionLayer):
         self.q_lora_rank = config.q_lora_rank
         self.kv_lora_rank = config.kv_lora_rank
         self.interleaved = config.rope.interleaved
+        self.bmm_dtype = FORMATS.get(config.mla_bmm_dtype)
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
         # Queries (or their latent) and the latent of keys and values: one matrix
@@ -97,7 +100,7 @@ class LatentAttention(AttentionLayer):
         self.kv_b_proj = Linear(
             config.kv_lora_rank,
             config.num_heads * (config.qk_nope_head_dim + config.v_head_dim),
-            plain=True,  # decode multiplies by its halves, head by head
+            keeps_quantized=self.absorbs_quantized,
         )
         self.o_proj = Linear(config.num_heads * config.v_head_dim, hidden, bias=bias)
 
@@ -167,7 +170,7 @@ class LatentAttention(AttentionLayer):
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed multi-query attention over the latents themselves."""
         w_uk, w_uv = self.up_projections()
-        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
+        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk, self.rounding())
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
     def decode_latents(
@@ -183,7 +186,16 @@ class LatentAttention(AttentionLayer):
         latent = batch.attention[self.attention_index].mla_decode(
             q_latent, q_pe, cache, scales=self.scales_of(cache)
         )
-        expand_values(latent, w_uv, out)
+        # Attended latents are averages of cached ones: these have the scale of the cache's rows
+        expand_values(latent, w_uv, out, self.rounding(self.kv_scales.keys))
+
+    def rounding(self, scale: float = 1.0) -> StaticFP8 | None:
+        """Returns the FP8 format of the activations in products with w_uk and w_uv (--mla-bmm-dtype)."""
+        return None if self.bmm_dtype is None else StaticFP8(self.bmm_dtype, scale)
+
+    def absorbs_quantized(self, weight: Weight, dtype: torch.dtype) -> bool:
+        """Whether decode has kernels for the halves of kv_b_proj, head by head, as they are quantized."""
+        return takes_heads(weight, dtype, rows=(self.qk_nope_head_dim, self.v_head_dim))
 
     def up_projections(self) -> tuple[Weight, Weight]:
         """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
@@ -216,6 +228,7 @@ class LatentAttention(AttentionLayer):
             interleaved=self.interleaved,
             settled=True,
             kv_scale=self.scales_of(cache).keys,
+            fp8=self.rounding(),
         )
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 

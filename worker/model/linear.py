@@ -8,7 +8,7 @@ together. So parameters are declared without memory, on torch's meta device, and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -93,8 +93,8 @@ class Linear(nn.Module):
     `outputs` may also name several projections of the same x, whose results are side by side: by their names in
     checkpoints, the number of outputs of each. `bias` may then name the projections that have one, and is 0
     for the others. With `experts` the layer holds the weights of that many layers, [experts, outputs, inputs], for
-    `moe_experts` to choose from. `plain` is for a weight whose products take no quantized values: if the checkpoint
-    quantizes it, it is dequantized once, after loading.
+    `moe_experts` to choose from. `keeps_quantized` is for a weight with products other than this layer's: whether they
+    take the quantized weight, with activations of a dtype. Otherwise it is dequantized once, after loading.
     """
 
     weight: nn.Parameter
@@ -106,14 +106,14 @@ class Linear(nn.Module):
         *,
         bias: bool | Collection[str] = False,
         experts: int | None = None,
-        plain: bool = False,
+        keeps_quantized: Callable[[Weight, torch.dtype], bool] | None = None,
     ) -> None:
         super().__init__()
         self.names = () if isinstance(outputs, int) else tuple(outputs)
         parts = (outputs,) if isinstance(outputs, int) else tuple(outputs.values())
         self.shape = LinearShape(inputs, parts, experts)
         self.biased = bias
-        self.plain = plain
+        self.keeps_quantized = keeps_quantized
         self.set_format(PLAIN)
         self.bias = empty_parameter(*self.shape.stacked(self.shape.outputs)) if bias else None
 
@@ -128,8 +128,9 @@ class Linear(nn.Module):
     def after_load(self, dtype: torch.dtype) -> None:
         """Prepares loaded parameters for products with activations of `dtype`."""
         self.format.after_load(self)
-        if self.plain and not self.operand.is_plain:
-            values = self.operand.dense(dtype).values
+        keeps, weight = self.keeps_quantized, self.operand
+        if keeps is not None and not weight.is_plain and not keeps(weight, dtype):
+            values = weight.dense(dtype).values
             self.set_format(PLAIN)
             self.weight = nn.Parameter(values, requires_grad=False)
 

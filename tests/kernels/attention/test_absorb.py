@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import pytest
@@ -47,11 +46,17 @@ def inputs(tokens: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor
             lambda latent, w_uv, out: expand_values(latent, Weight(w_uv), out),
             "cpu",
         ),
-        (absorb_queries_triton, expand_values_triton, DEVICE),
-        (
-            partial(absorb_queries_triton, constant=True),
-            partial(expand_values_triton, constant=True),
-            DEVICE,
+        *(
+            (
+                lambda q, w_uk, constant=constant: absorb_queries_triton(
+                    q, Weight(w_uk, constant=constant)
+                ),
+                lambda latent, w_uv, out, constant=constant: expand_values_triton(
+                    latent, Weight(w_uv, constant=constant), out
+                ),
+                DEVICE,
+            )
+            for constant in (False, True)
         ),
     ],
 )
@@ -96,7 +101,7 @@ def test_tiles_cover_what_is_small(heads: int) -> None:
 
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(AssertionError, match=r"weight \(3, 64, 128\)"):
-        absorb_queries_triton(torch.ones(2, 3, 32), torch.ones(3, 64, 128))
+        absorb_queries_triton(torch.ones(2, 3, 32), Weight(torch.ones(3, 64, 128)))
 
 
 def launches() -> None:
@@ -104,10 +109,11 @@ def launches() -> None:
     for heads in (16, 128):
         both = torch.empty(heads, 256, 512, dtype=torch.bfloat16, device="meta")
         for tokens, constant in product((1, 16, 32, 128), (True, False)):
+            w_uk, w_uv = (Weight(w, constant=constant) for w in both.split(128, dim=1))
             q = both.new_empty(tokens, heads, 192)[..., :128]
-            absorb_queries_triton(q, both[:, :128], constant=constant)
+            absorb_queries_triton(q, w_uk)
             latent, out = both.new_empty(tokens, heads, 512), both.new_empty(tokens, heads, 128)
-            expand_values_triton(latent, both[:, 128:], out, constant=constant)
+            expand_values_triton(latent, w_uv, out)
 
 
 def test_compiled_for_sm_90() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -82,11 +82,13 @@ def test_as_the_two_kernels(
     """Several programs of both kinds, and blocks of heads and tokens that are not full."""
     apart, joined = (inputs(tokens, heads, pairs, dtype).copy() for _ in range(2))
     rope_kv_write_triton(*apart.written, interleaved=interleaved)
-    expected = absorb_queries_triton(apart.q[..., :NOPE], apart.w_uk)
-    got = rope_absorb_triton(*joined.written, joined.w_uk, interleaved=interleaved, settled=True)
+    expected = absorb_queries_triton(apart.q[..., :NOPE], Weight(apart.w_uk))
+    w_uk = Weight(joined.w_uk)
+    got = rope_absorb_triton(*joined.written, w_uk, interleaved=interleaved, settled=True)
     assert torch.equal(got, expected)
     ahead = inputs(tokens, heads, pairs, dtype).copy()
-    got = rope_absorb_triton(*ahead.written, ahead.w_uk, interleaved=interleaved, constant=True)
+    w_uk = Weight(ahead.w_uk, constant=True)
+    got = rope_absorb_triton(*ahead.written, w_uk, interleaved=interleaved)
     torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)  # summed in another order
     for own in (joined, ahead):
         assert torch.equal(own.q, apart.q)
@@ -94,17 +96,11 @@ def test_as_the_two_kernels(
     assert joined.cache.isfinite().all(dim=-1).sum() == tokens
 
 
-def by_weight(*arguments: Any, interleaved: bool) -> Tensor:
-    *written, w_uk = arguments
-    return rope_absorb(*written, Weight(w_uk), interleaved=interleaved)
-
-
-@pytest.mark.parametrize("op", [by_weight, rope_absorb_triton])
-def test_formula(op: object) -> None:
-    assert callable(op)
+@pytest.mark.parametrize("op", [rope_absorb, rope_absorb_triton])
+def test_formula(op: Callable[..., Tensor]) -> None:
     was = inputs(5, 3, 4, torch.float32)
     own = was.copy()
-    got = op(*own.written, own.w_uk, interleaved=True)
+    got = op(*own.written, Weight(own.w_uk), interleaved=True)
     expected = torch.einsum("thd,hdc->thc", was.q[..., :NOPE].double(), was.w_uk.double())
     torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-5)
     q_pe = turned(was.q[..., NOPE:], was.angles, interleaved=True)
@@ -121,7 +117,7 @@ def test_what_the_kernel_is_not_for_is_named() -> None:
     """Overlapping parts of the queries."""
     own = inputs(2, 3, 4, torch.float32)
     with pytest.raises(AssertionError, match=r"q \(2, 3, 72\), w_uk \(3, 128, 128\)"):
-        rope_absorb_triton(*own.written, own.w_uk.repeat(1, 2, 1), interleaved=True)
+        rope_absorb_triton(*own.written, Weight(own.w_uk.repeat(1, 2, 1)), interleaved=True)
 
 
 def launches() -> None:
@@ -140,9 +136,8 @@ def launches() -> None:
                     torch.empty(tokens, 32, dtype=torch.complex64),
                     torch.empty(9, 64, 576, dtype=torch.bfloat16),
                     torch.empty(tokens, dtype=torch.int64),
-                    both[:, :128],
+                    Weight(both[:, :128], constant=True),
                     interleaved=True,
-                    constant=True,
                     settled=settled,
                 )
 

@@ -66,7 +66,7 @@ def test_a_row_finds_its_scale_without_its_part(
 
 
 def test_a_weight_for_plain_products_is_dequantized_once() -> None:
-    layer = Linear(20, 9, plain=True)
+    layer = Linear(20, 9, keeps_quantized=lambda *_: False)
     layer.set_format(BlockScaled(torch.float8_e4m3fn, "weight_scale", (8, 8)))
     allocate(layer)
     shards = dict(layer.named_parameters())

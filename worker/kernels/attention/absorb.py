@@ -3,7 +3,7 @@
 DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): the key up-projection is absorbed into the query, whose dot products
 are then with latents. The value up-projection follows the sum over latents. Both are one small matrix a head. For a
 few tokens they are read in half a microsecond, and the launch of a library's kernel takes several. These kernels are
-one wave of programs that start early (`pdl.py`).
+one wave of programs that start early (`pdl.py`). Quantized matrices stay so in memory (`absorb_quantized.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.absorb_quantized import (
+    BLOCK_INPUTS,
+    PLAIN,
+    QuantizedMatrix,
+    StaticFP8,
+    has_kernel,
+    quantized_matrix,
+    quantized_sums,
+    rounded_inputs,
+    weight_tile,
+)
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.weight import Weight
@@ -24,30 +36,39 @@ from mla_router.worker.kernels.weight import Weight
 MAX_TOKENS, MAX_TOKENS_OF_FEW_HEADS = 32, 128
 FEW_HEADS = 32
 MAX_BLOCK_ROWS = 64
+# With more rows sums are in tensor memory (sm_100), and a kernel for quantized weights would spill
+MAX_BLOCK_ROWS_WITHOUT_TENSOR_MEMORY = 32
 
 
-def absorb_queries(q: Tensor, w_uk: Weight) -> Tensor:
+def absorb_queries(q: Tensor, w_uk: Weight, fp8: StaticFP8 | None = None) -> Tensor:
     """Returns q [T, H, D] @ w_uk [H, D, C] for each head, [T, H, C]. Both may be views, contiguous in the last
-    axis, w_uk within a head."""
-    w_uk = w_uk.dense(q.dtype)
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.values.shape):
-        return absorb_queries_triton(q, w_uk.values, constant=w_uk.constant)
-    return absorb_queries_torch(q, w_uk.values)
+    axis, w_uk within a head. With `fp8` the queries are rounded to FP8 first."""
+    if on_gpu(q) and is_served(len(q), w_uk, transposed=False):
+        return absorb_queries_triton(q, w_uk, fp8)
+    return absorb_queries_torch(q, w_uk, fp8)
 
 
-def expand_values(latent: Tensor, w_uv: Weight, out: Tensor) -> None:
+def expand_values(latent: Tensor, w_uv: Weight, out: Tensor, fp8: StaticFP8 | None = None) -> None:
     """Writes latent [T, H, C] @ w_uv [H, V, C] transposed, for each head, to out [T, H, V]. All may be views,
-    contiguous in the last axis, w_uv within a head."""
-    w_uv = w_uv.dense(latent.dtype)
-    heads, outputs, inputs = w_uv.values.shape
-    if on_gpu(latent) and is_small(latent.shape[0], heads, inputs, outputs):
-        expand_values_triton(latent, w_uv.values, out, constant=w_uv.constant)
+    contiguous in the last axis, w_uv within a head. With `fp8` the latents are rounded to FP8 first."""
+    if on_gpu(latent) and is_served(len(latent), w_uv, transposed=True):
+        expand_values_triton(latent, w_uv, out, fp8)
     else:
-        expand_values_torch(latent, w_uv.values, out)
+        expand_values_torch(latent, w_uv, out, fp8)
+
+
+def is_served(tokens: int, weight: Weight, *, transposed: bool) -> bool:
+    """Whether the kernels are the fastest on a GPU for so many tokens and a stack of matrices. They serve any number of
+    tokens with quantized matrices."""
+    if not weight.is_plain:
+        return tokens > 0 and has_kernel(weight, transposed=transposed)
+    heads, rows, columns = weight.values.shape
+    inputs, outputs = (columns, rows) if transposed else (rows, columns)
+    return is_small(tokens, heads, inputs, outputs)
 
 
 def is_small(tokens: int, heads: int, inputs: int, outputs: int) -> bool:
-    """Whether the kernels serve so many tokens and heads, and matrices of so many inputs and outputs."""
+    """Whether the kernels serve so many tokens and heads, and plain matrices of so many inputs and outputs."""
     most = MAX_TOKENS_OF_FEW_HEADS if heads <= FEW_HEADS else MAX_TOKENS
     return 0 < tokens <= most and _is_cut(inputs) and outputs % 128 == 0
 
@@ -60,39 +81,44 @@ def tiling(heads: int, tokens: int) -> tuple[int, int]:
     return 64 if tokens <= 16 else 128, 32
 
 
-def absorb_queries_torch(q: Tensor, w_uk: Tensor) -> Tensor:
-    return torch.bmm(q.transpose(0, 1), w_uk).transpose(0, 1)
+def absorb_queries_torch(q: Tensor, w_uk: Weight, fp8: StaticFP8 | None = None) -> Tensor:
+    q = rounded_inputs(q, w_uk, fp8, transposed=False)
+    return torch.bmm(q.transpose(0, 1), w_uk.dense(q.dtype).values).transpose(0, 1)
 
 
-def expand_values_torch(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
-    torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2), out=out.transpose(0, 1))
+def expand_values_torch(
+    latent: Tensor, w_uv: Weight, out: Tensor, fp8: StaticFP8 | None = None
+) -> None:
+    latent = rounded_inputs(latent, w_uv, fp8, transposed=True)
+    matrix = w_uv.dense(latent.dtype).values
+    torch.bmm(latent.transpose(0, 1), matrix.transpose(1, 2), out=out.transpose(0, 1))
 
 
 def absorb_queries_triton(
-    q: Tensor, w_uk: Tensor, *, constant: bool = False, columns: int | None = None
+    q: Tensor, w_uk: Weight, fp8: StaticFP8 | None = None, *, columns: int | None = None
 ) -> Tensor:
-    """C is a multiple of the columns of a program, D a power of 2, at least 64. With `constant` the weight is read
-    before the wait (`pdl.py`). `columns` replaces `tiling`, for benchmarks."""
+    """C is a multiple of the columns of a program, D a power of 2, at least 64. A constant weight is read before the wait
+    (`pdl.py`). `columns` replaces `tiling`, for benchmarks."""
     tokens, heads, _ = q.shape
-    out = q.new_empty(tokens, heads, w_uk.shape[2])
+    out = q.new_empty(tokens, heads, w_uk.values.shape[2])
     columns = columns or tiling(heads, tokens)[0]
-    _launch(q, w_uk, out, columns, transposed=False, constant=constant)
+    _launch(absorb_work(q, w_uk, out, columns, transposed=False, fp8=fp8), tokens, heads)
     return out
 
 
 def expand_values_triton(
     latent: Tensor,
-    w_uv: Tensor,
+    w_uv: Weight,
     out: Tensor,
+    fp8: StaticFP8 | None = None,
     *,
-    constant: bool = False,
     columns: int | None = None,
 ) -> None:
-    """V is a multiple of the columns of a program, C a power of 2, at least 64. `constant`, `columns`: see
+    """V is a multiple of the columns of a program, C a power of 2, at least 64. `columns`: see
     `absorb_queries_triton`."""
     tokens, heads, _ = latent.shape
     columns = columns or tiling(heads, tokens)[1]
-    _launch(latent, w_uv, out, columns, transposed=True, constant=constant)
+    _launch(absorb_work(latent, w_uv, out, columns, transposed=True, fp8=fp8), tokens, heads)
 
 
 def _is_cut(inputs: int) -> bool:
@@ -100,11 +126,7 @@ def _is_cut(inputs: int) -> bool:
     return inputs >= 64 and inputs & (inputs - 1) == 0
 
 
-def _launch(
-    x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
-) -> None:
-    work = absorb_work(x, weight, out, columns, transposed=transposed, constant=constant)
-    tokens, heads, _ = x.shape
+def _launch(work: AbsorbWork, tokens: int, heads: int) -> None:
     _absorb_kernel[(work.programs, heads, work.row_blocks(tokens))](
         work, tokens, num_warps=4, **launch_options()
     )
@@ -112,7 +134,7 @@ def _launch(
 
 class AbsorbWork(NamedTuple):
     """The arguments of `absorb_program`: out [T, OUTPUTS] = x [T, INPUTS] @ weight for each head. TRANSPOSED: the
-    weight has a row for each output."""
+    weight has a row for each output. `quantized`: the scales of a quantized weight."""
 
     x: Tensor
     weight: Tensor
@@ -122,6 +144,7 @@ class AbsorbWork(NamedTuple):
     weight_stride: int
     out_stride_t: int
     out_stride_h: int
+    quantized: QuantizedMatrix
     INPUTS: tl.constexpr
     OUTPUTS: tl.constexpr
     BLOCK_ROWS: tl.constexpr
@@ -140,41 +163,57 @@ class AbsorbWork(NamedTuple):
 
 
 def absorb_work(
-    x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    columns: int,
+    *,
+    transposed: bool,
+    fp8: StaticFP8 | None = None,
 ) -> AbsorbWork:
     """Returns the arguments for any number of tokens. Checks shapes and strides."""
     tokens, heads, inputs = x.shape
-    outputs = out.shape[2]
+    outputs, values = out.shape[2], weight.values
     matrix = (outputs, inputs) if transposed else (inputs, outputs)
-    assert weight.shape == (heads, *matrix) and out.shape[:2] == (tokens, heads) and tokens, (
-        f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, out {tuple(out.shape)}"
+    assert values.shape == (heads, *matrix) and out.shape[:2] == (tokens, heads) and tokens, (
+        f"x {tuple(x.shape)}, weight {tuple(values.shape)}, out {tuple(out.shape)}"
     )
     assert (
-        x.stride(2) == out.stride(2) == weight.stride(2) == 1 and weight.stride(1) == matrix[1]
-    ), f"strides of x {x.stride()}, weight {weight.stride()}, out {out.stride()}"
+        x.stride(2) == out.stride(2) == values.stride(2) == 1 and values.stride(1) == matrix[1]
+    ), f"strides of x {x.stride()}, weight {values.stride()}, out {out.stride()}"
     assert outputs % columns == 0 and _is_cut(inputs), f"{inputs} to {outputs}"
+    most = MAX_BLOCK_ROWS
     # Programs that hold all of their weights need many registers: with more rows too few of them fit at a time
-    ahead = constant and tokens <= (32 if heads <= FEW_HEADS else 16)
+    ahead = weight.constant and tokens <= (32 if heads <= FEW_HEADS else 16)
+    if weight.is_plain:
+        assert fp8 is None, "no kernel for plain weights and FP8 inputs"
+        quantized, step = PLAIN, inputs if ahead else inputs // 4
+    else:
+        if limits(x.device).has_tensor_memory:
+            most = MAX_BLOCK_ROWS_WITHOUT_TENSOR_MEMORY
+        quantized = quantized_matrix(weight, columns, transposed=transposed, fp8=fp8)
+        step = min(inputs, BLOCK_INPUTS)
     return AbsorbWork(
         x,
-        weight,
+        values,
         out,
         x.stride(0),
         x.stride(1),
-        weight.stride(0),
+        values.stride(0),
         out.stride(0),
         out.stride(1),
+        quantized,
         INPUTS=tl.constexpr(inputs),
         OUTPUTS=tl.constexpr(outputs),
-        BLOCK_ROWS=tl.constexpr(min(max(triton.next_power_of_2(tokens), 16), MAX_BLOCK_ROWS)),
+        BLOCK_ROWS=tl.constexpr(min(max(triton.next_power_of_2(tokens), 16), most)),
         BLOCK_OUTPUTS=tl.constexpr(columns),
-        BLOCK_INPUTS=tl.constexpr(inputs if ahead else inputs // 4),
+        BLOCK_INPUTS=tl.constexpr(step),
         TRANSPOSED=tl.constexpr(transposed),
         AHEAD=tl.constexpr(ahead),
     )
 
 
-@reads_early({"work.AHEAD": ("work.weight",)})
+@reads_early({"work.AHEAD": ("work.weight", "work.quantized.scales")})
 @triton.jit(do_not_specialize=["tokens"])
 def _absorb_kernel(work, tokens):
     absorb_program(tl.program_id(0), tl.program_id(1), tl.program_id(2), work, tokens)
@@ -194,8 +233,10 @@ def absorb_program(block, head, row_block, work, tokens):
     column = block * work.BLOCK_OUTPUTS + tl.arange(0, work.BLOCK_OUTPUTS)
     is_row = (row < tokens)[:, None]
     x_at = work.x + row.to(tl.int64)[:, None] * work.x_stride_t + head * work.x_stride_h
-    if work.AHEAD:
-        w = _weight(weight, 0, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
+    if work.quantized.scales is not None:
+        acc = quantized_sums(x_at, is_row, weight, head, column, work)
+    elif work.AHEAD:
+        w = weight_tile(weight, 0, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
         wait_for_previous()
         values = tl.load(x_at + inputs[None, :], mask=is_row, other=0.0)
         acc = tl.dot(values, w, input_precision="ieee")
@@ -204,23 +245,7 @@ def absorb_program(block, head, row_block, work, tokens):
         # As many stages as steps: all loads are under way before the first product
         for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=INPUTS // BLOCK_INPUTS + 1):
             values = tl.load(x_at + start + inputs[None, :], mask=is_row, other=0.0)
-            w = _weight(weight, start, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
+            w = weight_tile(weight, start, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
             acc = tl.dot(values, w, acc, input_precision="ieee")
     at = work.out + row.to(tl.int64)[:, None] * work.out_stride_t + head * work.out_stride_h
     tl.store(at + column[None, :], acc.to(work.out.dtype.element_ty), mask=is_row)
-
-
-@triton.jit
-def _weight(
-    weight,
-    start,
-    inputs,
-    column,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """Returns a block [inputs from `start`, columns] of the weight."""
-    if TRANSPOSED:
-        return tl.trans(tl.load(weight + column[:, None] * INPUTS + start + inputs[None, :]))
-    return tl.load(weight + (start + inputs[:, None]) * OUTPUTS + column[None, :])

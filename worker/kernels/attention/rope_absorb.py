@@ -15,9 +15,11 @@ from mla_router.worker.kernels.attention.absorb import (
     absorb_program,
     absorb_queries,
     absorb_work,
+    is_served,
     is_small,
 )
 from mla_router.worker.kernels.attention.absorb import tiling as absorb_tiling
+from mla_router.worker.kernels.attention.absorb_quantized import StaticFP8
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_program,
@@ -41,26 +43,22 @@ def rope_absorb(
     interleaved: bool,
     settled: bool = False,
     kv_scale: float = 1.0,
+    fp8: StaticFP8 | None = None,
 ) -> Tensor:
-    """Does `rope_kv_write` for q [T, H, D + R], and returns `absorb_queries(q[..., :D], w_uk)`, [T, H, C], for
+    """Does `rope_kv_write` for q [T, H, D + R], and returns `absorb_queries(q[..., :D], w_uk, fp8)`, [T, H, C], for
     w_uk [H, D, C]. `settled`: rotations and out_cache_loc are (`pdl.py`), and norm_weight is constant. `kv_scale`: see
     `rope_kv_write`.
 
     The definition is one op after the other.
     """
     rows = (q, kv, norm_weight, eps, rotations, cache, out_cache_loc)
-    w_uk = w_uk.dense(q.dtype)
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.values.shape):
+    is_ours = is_small(len(q), *w_uk.values.shape) and is_served(len(q), w_uk, transposed=False)
+    if on_gpu(q) and is_ours:
         return rope_absorb_triton(
-            *rows,
-            w_uk.values,
-            interleaved=interleaved,
-            constant=w_uk.constant,
-            settled=settled,
-            kv_scale=kv_scale,
+            *rows, w_uk, interleaved=interleaved, settled=settled, kv_scale=kv_scale, fp8=fp8
         )
     rope_kv_write(*rows, interleaved=interleaved, kv_scale=kv_scale)
-    return absorb_queries(q[..., : w_uk.values.shape[1]], w_uk)
+    return absorb_queries(q[..., : w_uk.values.shape[1]], w_uk, fp8)
 
 
 def rope_absorb_triton(
@@ -71,22 +69,23 @@ def rope_absorb_triton(
     rotations: Tensor,
     cache: Tensor,
     out_cache_loc: Tensor,
-    w_uk: Tensor,
+    w_uk: Weight,
     *,
     interleaved: bool,
-    constant: bool = False,
     settled: bool = False,
     kv_scale: float = 1.0,
+    fp8: StaticFP8 | None = None,
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
     """`columns` of an absorbing program and `num_warps` replace the choices of the separate ops, for benchmarks."""
     tokens, heads, width = q.shape
+    _, inputs, outputs = w_uk.values.shape
     # Otherwise programs of one kind would read memory that the other kind writes
-    assert width == w_uk.shape[1] + 2 * rotations.shape[1] and tokens, (
-        f"q {tuple(q.shape)}, w_uk {tuple(w_uk.shape)}, rotations {tuple(rotations.shape)}"
+    assert width == inputs + 2 * rotations.shape[1] and tokens, (
+        f"q {tuple(q.shape)}, w_uk {tuple(w_uk.values.shape)}, rotations {tuple(rotations.shape)}"
     )
-    out = q.new_empty(tokens, heads, w_uk.shape[2])
+    out = q.new_empty(tokens, heads, outputs)
     rope = rope_kv_work(
         q,
         kv,
@@ -99,12 +98,12 @@ def rope_absorb_triton(
         kv_scale=kv_scale,
     )
     absorb = absorb_work(
-        q[..., : w_uk.shape[1]],
+        q[..., :inputs],
         w_uk,
         out,
         columns or absorb_tiling(heads, tokens)[0],
         transposed=False,
-        constant=constant,
+        fp8=fp8,
     )
     row_blocks = absorb.row_blocks(tokens)
     _rope_absorb_kernel[(tokens * rope.programs + heads * absorb.programs * row_blocks,)](
@@ -123,7 +122,7 @@ def rope_absorb_triton(
 
 @reads_early(
     {
-        "absorb.AHEAD": ("absorb.weight",),
+        "absorb.AHEAD": ("absorb.weight", "absorb.quantized.scales"),
         "SETTLED": ("rope.norm_weight", "rope.rotations", "rope.out_cache_loc"),
     }
 )

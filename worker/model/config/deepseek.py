@@ -38,6 +38,8 @@ class DeepseekConfig(ModelConfig):
     routed_scaling_factor: float
     # --disable-mla, not a field of config.json: the KV cache keeps keys and values of all heads
     disable_mla: bool = False
+    # --mla-bmm-dtype
+    mla_bmm_dtype: str = "auto"
 
     @property
     def qk_head_dim(self) -> int:

@@ -30,7 +30,7 @@ def weight_format(quantization: Quantization) -> WeightFormat:
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
     """Sets the format of the linear layers that are quantized. Norms, embeddings, gates and the head stay plain; if the
-    checkpoint is plain, so do weights that would be dequantized after loading. Must run before parameters have memory.
+    checkpoint is plain, so do weights that may be dequantized after loading. Must run before parameters have memory.
     Raises ModelError."""
     if quantization.kv_scales:
         declare_kv_scales(model)
@@ -44,7 +44,7 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     for name, linear in model.named_modules():
         if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:
             continue
-        if quantization.online and linear.plain:
+        if quantization.online and linear.keeps_quantized is not None:
             continue
         layers = checkpoint_layers(name, linear)
         ignored = [layer for layer in layers if quantization.ignores(layer)]

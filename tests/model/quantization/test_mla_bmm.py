@@ -1,0 +1,74 @@
+"""--mla-bmm-dtype: queries and attended latents are rounded to FP8 in decode, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.quantized_folders import Format, quantize_folder
+from support.tiny_model import CONFIGS, write_tiny_model
+
+PROMPT = list(range(7, 60))
+
+
+def quantized(folder: Path, name: str = "v3", kind: str = "block") -> Path:
+    write_tiny_model(folder / "source", **CONFIGS[name])
+    quantize_folder(folder / "source", folder / "quantized", Format(kind))
+    return folder / "quantized"
+
+
+def answers(folder: Path, mla_bmm_dtype: str) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities by prefill and by three decode steps."""
+    config = read_config(folder)
+    assert isinstance(config, DeepseekConfig)
+    config = replace(config, mla_bmm_dtype=mla_bmm_dtype)
+    model = load_model(folder, device="cpu", dtype=torch.float32, config=config)
+    driver = ForwardDriver(model, page_size=16)
+    prefilled = driver.step(chunks=[(0, PROMPT)])
+    return prefilled, torch.cat([driver.step({0: token}) for token in (5, 6, 7)])
+
+
+def test_only_decode_is_rounded(tmp_path: Path) -> None:
+    folder = quantized(tmp_path)
+    prefilled, exact = answers(folder, "auto")
+    errors = []
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        own, rounded = answers(folder, dtype)
+        assert torch.equal(own, prefilled)
+        errors.append(float((rounded - exact).abs().mean()))
+    # E4M3 has 3 bits, E5M2 2
+    assert 0 < errors[0] < errors[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "settings", "reason"),
+    [
+        ("llama_gqa", None, {}, "LlamaForCausalLM has no MLA"),
+        ("v3", None, {}, "kv_b_proj is not FP8"),
+        ("v3", None, {"quantization": "fp8"}, "kv_b_proj is not FP8"),
+        ("v3", "int8", {}, "kv_b_proj is not FP8"),
+        ("v3", "block", {"disable_mla": True}, "with --disable-mla there are no such products"),
+    ],
+)
+def test_refused(
+    tmp_path: Path, name: str, kind: str | None, settings: dict[str, Any], reason: str
+) -> None:
+    folder = tmp_path / "source"
+    if kind is None:
+        write_tiny_model(folder, **CONFIGS[name])
+    else:
+        folder = quantized(tmp_path, name, kind)
+    config = WorkerConfig(model_path=str(folder), mla_bmm_dtype="fp8_e4m3", **settings)
+    with pytest.raises(ConfigError, match=f"--mla-bmm-dtype.*{reason}"):
+        choose_config(config)
