@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.widen import to_float32
+
 
 def dequantize_blocks(
     values: Tensor, scales: Tensor, *, block: tuple[int, int], dtype: torch.dtype
@@ -26,7 +28,7 @@ def dequantize_blocks(
         f"values {tuple(values.shape)}, scales {tuple(scales.shape)} instead of {expected}, blocks {block}"
     )
     row_scale = repeat_rows(scales, block[0])[..., :rows, :]  # [..., N, ceil(K / block[1])]
-    out = values.float()
+    out = to_float32(values)
     whole = columns // block[1]
     full, rest = torch.split(out, [whole * block[1], columns - whole * block[1]], dim=-1)
     by_block = full.view(*full.shape[:-1], whole, block[1])

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.widen import to_float32
+
 # By the values of --kv-cache-dtype.
 FORMATS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -43,7 +45,7 @@ def to_cache(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 def from_cache(rows: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Returns stored `rows` in `dtype`. The product with the scale is float32."""
-    return (rows.float() * scale).to(dtype) if is_fp8(rows.dtype) else rows.to(dtype)
+    return (to_float32(rows) * scale).to(dtype) if is_fp8(rows.dtype) else rows.to(dtype)
 
 
 def rows_from_cache(
