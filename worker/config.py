@@ -221,7 +221,7 @@ class WorkerConfig:
     enable_torch_compile: bool = _flag(
         False,
         "compile the projections and feed-forward layers of captured decode graphs with torch.compile; the start takes "
-        "minutes longer",
+        "minutes longer; not for quantized weights",
     )
     torch_compile_max_bs: int = _flag(
         32, "largest batch size for --enable-torch-compile", low=1, high=4096

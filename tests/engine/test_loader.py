@@ -12,7 +12,7 @@ import torch
 from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import choose_graph_sizes, load_engine
+from mla_router.worker.engine.loader import choose_config, choose_graph_sizes, load_engine
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
@@ -82,6 +82,13 @@ def test_torch_compile_is_for_cuda_graphs() -> None:
     ):
         with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):
             choose_graph_sizes(config, device, attention)
+
+
+def test_torch_compile_is_for_plain_weights() -> None:
+    assert choose_config(WorkerConfig(enable_torch_compile=True)).quantization is None
+    quantized = WorkerConfig(enable_torch_compile=True, quantization="fp8")
+    with pytest.raises(ConfigError, match=r"--enable-torch-compile: .* are float8_e4m3fn"):
+        choose_config(quantized)
 
 
 @pytest.mark.parametrize(

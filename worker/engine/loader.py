@@ -118,6 +118,11 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
     ModelError."""
     model = read_config(config.folder)
     model = replace(model, quantization=choose_quantization(config, model))
+    if config.enable_torch_compile and model.quantization:
+        raise ConfigError(
+            f"--enable-torch-compile: the linear weights are {model.quantization.dtype}, which only our kernels multiply; "
+            f"leave --enable-torch-compile out"
+        )
     rounds = config.mla_bmm_dtype != "auto"
     if not (config.disable_mla or rounds):
         return model
