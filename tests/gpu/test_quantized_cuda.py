@@ -71,6 +71,32 @@ def test_linear(
     assert got.dtype == x.dtype and error < (EXACT if tokens <= 8 else ROUNDED[dtype]), error
 
 
+def on_cpu(weight: Weight) -> Weight:
+    assert weight.scales is not None
+    return weight._replace(values=weight.values.cpu(), scales=weight.scales.cpu())
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9, 17, 64, 301])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "dtype", "block"),
+    [
+        (3648, 2048, FP8, (128, 128)),
+        (1024, 7168, FP8, (128, 128)),
+        (2048, 2816, FP8, (1, 2816)),
+        (1024, 2048, INT8, (1, 2048)),
+    ],
+)
+def test_linear_is_its_twin_on_a_cpu(
+    outputs: int, inputs: int, dtype: torch.dtype, block: tuple[int, int], tokens: int
+) -> None:
+    """Both round the same activations: what is left is bfloat16's rounding of the result."""
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device="cuda")
+    draw = torch.Generator("cuda").manual_seed(tokens)
+    x = torch.randn(tokens, inputs, generator=draw, device="cuda").bfloat16()
+    expected = linear(x.cpu(), on_cpu(weight), out_dtype=torch.float32)
+    assert relative_error(linear(x, weight).cpu(), expected.double()) < EXACT
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 64, 304])
 def test_long_sums_of_one_sign(tokens: int) -> None:
     """The tensor cores' own sums of FP8 have 14 bits: a product that adds all of them there is off by percents."""
@@ -116,6 +142,21 @@ def test_experts(dtype: torch.dtype, block: tuple[int, int] | None) -> None:
         error = relative_error(got, expected)
         # Two roundings of activations from two tokens on
         assert error < (2 * EXACT if tokens == 1 else 2 * ROUNDED[dtype]), (tokens, error)
+
+
+@pytest.mark.parametrize(("dtype", "block"), [(FP8, (128, 128)), (INT8, None)])
+@pytest.mark.parametrize("tokens", [1, 8, 200])
+def test_experts_are_their_twins_on_a_cpu(
+    dtype: torch.dtype, block: tuple[int, int] | None, tokens: int
+) -> None:
+    gate_up, down = experts(dtype, block)
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+    got = moe_experts(x, gate_up, down, weights, ids)
+    expected = moe_experts(x.cpu(), on_cpu(gate_up), on_cpu(down), weights.cpu(), ids.cpu())
+    # Sums in another order round a few results of gate and up to the neighbour
+    assert relative_error(got.cpu(), expected.double()) < 2 * EXACT
 
 
 def test_idle_rows_have_no_expert() -> None:

@@ -8,11 +8,12 @@ import torch
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import quantized_linear
+from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.quantize import quantize_rows_torch
 from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
-from support.quantized import drawn_weight, numbers, relative_error
+from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -64,8 +65,44 @@ def test_product_of_quantized_rows_is_exact(
     weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device=DEVICE)
     x = quantize_rows_torch(rows(37, inputs), dtype)
     got = quantized_linear_triton(x, weight, out_dtype=torch.float32, tiles=tiles)
-    restored = x.values.double() * x.scales.double().repeat_interleave(128, 1)[:, :inputs]
-    assert relative_error(got, restored @ numbers(weight).T) < 1e-5
+    expected = rounded(rows(37, inputs), dtype) @ numbers(weight).T
+    assert relative_error(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), WEIGHTS)
+def test_cpu_multiplies_the_numbers_of_the_kernels(
+    outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """Up to 16 rows of so few inputs as they are, more of them quantized. The result alone is rounded to bfloat16."""
+    weight = drawn_weight(outputs, inputs, dtype=dtype, block=block)
+    limit = 1e-5 if out_dtype == torch.float32 else 3e-3
+    for count in (1, 16, 17, 200):
+        x = torch.randn(count, inputs).bfloat16()
+        exact = x.double() @ numbers(weight).T
+        kept = linear(x, weight._replace(weight_only=True), out_dtype=out_dtype)
+        assert relative_error(kept, exact) < limit, count
+        operand = x.double() if count <= 16 else rounded(x, dtype)
+        got = linear(x, weight, out_dtype=out_dtype)
+        assert got.dtype == out_dtype
+        assert relative_error(got, operand @ numbers(weight).T) < limit, count
+        assert count <= 16 or relative_error(got, exact) > 4e-3, "not quantized"
+
+
+def test_cpu_quantizes_from_fewer_rows_on_if_inputs_are_many() -> None:
+    weight = drawn_weight(48, 3200, dtype=INT8, block=(1, 3200))
+    for count in (8, 9):
+        x = torch.randn(count, 3200)
+        operand = x.double() if count == 8 else rounded(x, INT8)
+        assert relative_error(linear(x, weight), operand @ numbers(weight).T) < 1e-5, count
+
+
+@pytest.mark.parametrize(("inputs", "columns"), [(256, 64), (250, 128)])
+def test_cpu_quantizes_nothing_for_which_a_gpu_has_no_kernel(inputs: int, columns: int) -> None:
+    weight = drawn_weight(48, inputs, block=(128, columns))
+    x = torch.randn(40, inputs)
+    assert relative_error(linear(x, weight), x.double() @ numbers(weight).T) < 1e-5
 
 
 def launches() -> None:

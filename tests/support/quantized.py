@@ -1,11 +1,17 @@
-"""Quantized weights with random values, and their numbers in float64."""
+"""Quantized weights with random values, their numbers in float64, and models whose activations are not quantized."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.quantize import quantize_rows_torch
 from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.quantization.block_scaled import BlockScaled
 
 LARGEST = {torch.float8_e4m3fn: 448, torch.int8: 127}
 
@@ -39,6 +45,20 @@ def numbers(weight: Weight) -> Tensor:
     scales = scales.repeat_interleave(weight.block[0], -2)[..., :rows, :]
     scales = scales.repeat_interleave(weight.block[1], -1)[..., :columns]
     return weight.values.double() * scales
+
+
+def rounded(x: Tensor, dtype: torch.dtype, group: int = 128) -> Tensor:
+    """Returns the numbers [T, K] in float64 for which the quantized rows of x stand."""
+    rows = quantize_rows_torch(x, dtype, group)
+    return rows.values.double() * rows.scales.double().repeat_interleave(group, 1)[:, : x.shape[1]]
+
+
+def weight_only(model: CausalLM) -> CausalLM:
+    """Returns `model`, whose products no longer quantize activations, to compare its weights with plain ones."""
+    for layer in model.modules():
+        if isinstance(layer, Linear) and isinstance(layer.format, BlockScaled):
+            layer.format = replace(layer.format, weight_only=True)
+    return model
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -16,8 +16,7 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
-from mla_router.worker.kernels.quantize import has_kernel
-from mla_router.worker.kernels.quantized_linear import quantized_linear
+from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
@@ -38,7 +37,7 @@ def linear(
     """
     x = dense_rows(x)
     out_dtype = out_dtype or x.dtype
-    if has_kernel(x, weight):
+    if takes(x, weight):
         product = quantized_linear(x, weight, out_dtype=out_dtype)
         return product if bias is None else product.add_(bias)
     weight = weight.dense(x.dtype)

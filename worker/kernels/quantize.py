@@ -13,11 +13,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.weight import Quantized, Weight
+from mla_router.worker.kernels.widen import to_float32
 
 GROUP = 128
 # Of a group's largest magnitude: a group of zeros has a scale whose inverse is finite
@@ -38,10 +40,17 @@ def has_kernel(x: Tensor, weight: Weight) -> bool:
     kernel the weight is dequantized first."""
     if weight.is_plain or not on_gpu(x):
         return False
-    inputs, found = weight.values.shape[-1], limits(x.device)
+    found = limits(x.device)
     converts = weight.values.dtype == torch.int8 or found.converts_e4m3
+    return converts and found.shared_bytes >= SHARED_BYTES and has_whole_groups(weight)
+
+
+def has_whole_groups(weight: Weight) -> bool:
+    """Whether the kernels take the shape of a quantized weight: whole groups of columns to a scale, in rows of a multiple
+    of 16 bytes."""
+    inputs = weight.values.shape[-1]
     whole = weight.block[1] % GROUP == 0 or weight.block[1] >= inputs
-    return converts and found.shared_bytes >= SHARED_BYTES and inputs % 16 == 0 and whole
+    return whole and inputs % 16 == 0
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
@@ -56,18 +65,30 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantize
 
 
 def quantize_rows_torch(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
+    scaled, scales = _scaled_groups(x, dtype, group)
+    values = scaled.to(dtype) if dtype.is_floating_point else scaled.round_().to(dtype)
+    return Quantized(values.view(len(x), -1)[:, : x.shape[1]], scales, group, x.dtype)
+
+
+def _scaled_groups(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
+    """Returns the groups [T, ceil(K / group), group] of x divided by their scales, before they are rounded, and the scales
+    [T, ceil(K / group)]."""
     rows, columns = x.shape
     groups = -(-columns // group)
-    wide = torch.nn.functional.pad(x.float(), (0, groups * group - columns))
-    wide = wide.view(rows, groups, group)
+    wide = functional.pad(x.float(), (0, groups * group - columns)).view(rows, groups, group)
     largest = wide.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=SMALLEST)
     # By a tensor: torch on CUDA multiplies by the inverse of a plain number
     scales = largest / torch.full_like(largest, LARGEST[dtype])
     scaled = wide * scales.reciprocal()[..., None]
     # The scale is rounded, so the largest value may exceed the range by its last bit. torch's cast would make it NaN
-    scaled = scaled.clamp(-LARGEST[dtype], LARGEST[dtype])
-    values = scaled.to(dtype) if dtype.is_floating_point else scaled.round().to(dtype)
-    return Quantized(values.view(rows, -1)[:, :columns], scales, group, x.dtype)
+    return scaled.clamp_(-LARGEST[dtype], LARGEST[dtype]), scales
+
+
+def round_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Tensor:
+    """Returns the numbers [T, K] float32 for which the result of `quantize_rows_torch` stands."""
+    scaled, scales = _scaled_groups(x, dtype, group)
+    values = to_float32(scaled.to(dtype)) if dtype.is_floating_point else scaled.round_()
+    return values.mul_(scales[..., None]).view(len(x), -1)[:, : x.shape[1]]
 
 
 def quantize_rows_triton(

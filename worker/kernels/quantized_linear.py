@@ -1,7 +1,8 @@
-"""x @ weight.T with a quantized weight, on a GPU.
+"""x @ weight.T with a quantized weight.
 
 The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
 `quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below or torch's library.
+`quantized_linear_torch` multiplies the same numbers on a CPU.
 
 A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
 multiplied by both and added to sums in float32. The tensor cores' own sums of FP8 have fewer bits (DeepSeek-V3,
@@ -20,10 +21,16 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
-from mla_router.worker.kernels.dispatch import is_hopper
+from mla_router.worker.kernels.dispatch import is_hopper, on_gpu
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.quantize import quantize_rows, quantize_rows_triton
+from mla_router.worker.kernels.quantize import (
+    has_kernel,
+    has_whole_groups,
+    quantize_rows,
+    quantize_rows_triton,
+    round_rows,
+)
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
 from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
@@ -44,8 +51,17 @@ class Tiles(NamedTuple):
     group_m: int = 8  # blocks of rows that share weights in L2
 
 
+def takes(x: Tensor, weight: Weight) -> bool:
+    """Whether `quantized_linear` serves the product. For other quantized weights a GPU has no kernel."""
+    if weight.is_plain or not on_gpu(x):
+        return not weight.is_plain
+    return has_kernel(x, weight) and (not weight.weight_only or few_rows.is_few(*x.shape))
+
+
 def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
-    """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight that `has_kernel` (`quantize.py`)."""
+    """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight that it `takes`."""
+    if not on_gpu(x):
+        return quantized_linear_torch(x, weight, out_dtype=out_dtype)
     rows, outputs = len(x), len(weight.values)
     if rows == 0:
         return x.new_empty(0, outputs, dtype=out_dtype)
@@ -58,6 +74,15 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
         return _library(x, weight)
     values = quantize_rows(x, weight.values.dtype)
     return quantized_linear_triton(values, weight, out_dtype=out_dtype, tiles=tiling(rows, outputs))
+
+
+def quantized_linear_torch(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
+    """Quantizes the rows for which the kernels do, and sums in float32. Dequantizes the weight in each call."""
+    if weight.weight_only or few_rows.is_few(*x.shape) or not has_whole_groups(weight):
+        rows = x.float()
+    else:
+        rows = round_rows(x, weight.values.dtype)
+    return functional.linear(rows, weight.dense(torch.float32).values).to(out_dtype)
 
 
 def tiling(rows: int, outputs: int) -> Tiles:

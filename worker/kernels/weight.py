@@ -1,7 +1,7 @@
 """Operands of matrix products: weights and activations, as plain numbers or quantized with scales.
 
-Every product takes a `Weight`, and so do the ops that join a product with another op. A product without a kernel for
-quantized values multiplies by the plain copy of `dense`. Layers and models do not distinguish the two.
+Every product takes a `Weight`, and so do the ops that join a product with another op. Layers and models do not distinguish
+plain and quantized weights.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Weight(NamedTuple):
     scales: Tensor | None = None  # [..., ceil(N / block[0]), ceil(K / block[1])] float32
     block: tuple[int, int] = (1, 1)  # rows and columns that share a scale
     constant: bool = False  # no kernel writes the values while a model runs (`pdl.py`)
+    weight_only: bool = False  # products take activations as they are, for any number of rows
     dequantize: Callable[..., Tensor] = dequantize_blocks
 
     @property

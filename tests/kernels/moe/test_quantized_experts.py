@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, quantized_tiling
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.weight import Weight
-from support.quantized import drawn_weight, numbers, relative_error
+from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -72,6 +73,43 @@ def test_experts(
     got = quantized_experts(x, gate_up, down, weights, ids, lambda: plus, tiling=tiling)
     expected = in_float64(x, numbers(gate_up), numbers(down), weights, ids)
     assert relative_error(got, expected + plus) < limit
+
+
+@pytest.mark.parametrize("dtype", [FP8, INT8])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "group"), [(1, EXPERTS, None), (7, EXPERTS, 128), (40, EXPERTS, 64)]
+)
+def test_cpu_multiplies_the_numbers_of_the_kernels(
+    tokens: int, experts: int, group: int | None, dtype: torch.dtype
+) -> None:
+    """One token is not quantized. The activations of more tokens are, and the results of gate and up as well, in groups of
+    the kernel's tiles."""
+    draw = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN, generator=draw) * 8
+    ids = torch.stack([torch.randperm(experts, generator=draw)[:TOP_K] for _ in range(tokens)])
+    ids[0, 1] = -1
+    weights = torch.rand(tokens, TOP_K, generator=draw).masked_fill_(ids < 0, 0)
+    gate_up = drawn_weight(experts, 2 * WIDTH, HIDDEN, dtype=dtype, block=(16, 128))
+    down = drawn_weight(experts, HIDDEN, WIDTH, dtype=dtype)
+
+    def expected(gate_up: Weight, down: Weight, group: int | None) -> Tensor:
+        """`in_float64`, with rows rounded in the groups of the kernels."""
+        rows = x.double() if group is None else rounded(x, dtype)
+        out = torch.zeros(x.shape, dtype=torch.float64)
+        for token in range(tokens):
+            for weight, expert in zip(weights[token].tolist(), ids[token].tolist(), strict=True):
+                gate, up = (numbers(gate_up)[expert] @ rows[token]).chunk(2)
+                gated = (gate / (1 + (-gate).exp()) * up)[None]
+                operand = gated if group is None else rounded(gated.float(), dtype, group)
+                out[token] += weight * (numbers(down)[expert] @ operand[0])
+        return out
+
+    got = moe_experts(x, gate_up, down, weights, ids.int())
+    assert relative_error(got, expected(gate_up, down, group)) < 1e-3
+    assert group is None or relative_error(got, expected(gate_up, down, None)) > 4e-3
+    unrounded = [weight._replace(weight_only=True) for weight in (gate_up, down)]
+    kept = moe_experts(x, *unrounded, weights, ids.int())
+    assert relative_error(kept, expected(gate_up, down, None)) < 1e-5
 
 
 def launches() -> None:

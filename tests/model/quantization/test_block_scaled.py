@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.deepseek import Gate
+from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
+from support.quantized import weight_only
 from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -67,8 +70,27 @@ def folders(
 
 def test_logits_are_those_of_the_dequantized_weights(folders: tuple[Path, Path, Format]) -> None:
     quantized, plain, _ = folders
-    difference = (answers(load(quantized)) - answers(load(plain))).abs().max().item()
+    got, expected = answers(weight_only(load(quantized))), answers(load(plain))
+    difference = (got - expected).abs().max().item()
     assert difference <= 1e-5, difference
+
+
+def test_a_checkpoint_without_a_scheme_of_activations_keeps_them_as_they_are(
+    tmp_path: Path,
+) -> None:
+    kind = Format("channel")
+    write_tiny_model(tmp_path / "source", **CONFIGS["llama_gqa"])
+    quantize_folder(tmp_path / "source", tmp_path / "quantized", kind)
+    write_dequantized(tmp_path / "quantized", tmp_path / "plain", kind)
+    expected = answers(load(tmp_path / "plain"))
+    quantized = answers(load(tmp_path / "quantized"))
+    assert (quantized - expected).abs().max().item() > 1e-3
+    file = tmp_path / "quantized" / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
+    file.write_text(json.dumps(config))
+    kept = answers(load(tmp_path / "quantized"))
+    assert (kept - expected).abs().max().item() <= 1e-5
 
 
 def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) -> None:
@@ -76,7 +98,7 @@ def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) ->
     reference: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0].log_softmax(dim=-1)
-    got = answers(load(quantized))
+    got = answers(weight_only(load(quantized)))
     expected = torch.cat([expected[:90], expected[:20], expected[90:]])
     difference = (got - expected).abs().max().item()
     assert difference <= 1e-4, difference
@@ -84,9 +106,17 @@ def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) ->
 
 def test_bfloat16_rounds_what_float32_multiplied(folders: tuple[Path, Path, Format]) -> None:
     quantized, plain, _ = folders
-    assert torch.equal(
-        answers(load(quantized, torch.bfloat16)), answers(load(plain, torch.bfloat16))
+    ours, expected = (
+        {
+            name: layer.operand.dense(torch.bfloat16).values
+            for name, layer in load(folder, torch.bfloat16).named_modules()
+            if isinstance(layer, Linear)
+        }
+        for folder in (quantized, plain)
     )
+    assert ours.keys() == expected.keys()
+    for name, values in ours.items():
+        assert torch.equal(values, expected[name]), name
 
 
 def test_only_experts_that_a_token_was_routed_to_are_dequantized(

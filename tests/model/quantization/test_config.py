@@ -70,8 +70,12 @@ STATIC = ACTIVATIONS | {"dynamic": False, "strategy": "tensor"}
 INT8_MODEL = compressed(format="int-quantized", activations=ACTIVATIONS | INT, **INT)
 
 
-def of_compressed(dtype: str, block: tuple[int | None, int | None]) -> Quantization:
-    return Quantization("compressed-tensors", dtype, block, ignored=IGNORED)
+def of_compressed(
+    dtype: str, block: tuple[int | None, int | None], *, weight_only: bool = False
+) -> Quantization:
+    return Quantization(
+        "compressed-tensors", dtype, block, ignored=IGNORED, weight_only=weight_only
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def of_compressed(dtype: str, block: tuple[int | None, int | None]) -> Quantizat
             ),
         ),
         (compressed(), of_compressed(FP8, (1, None))),
-        (compressed(activations=None), of_compressed(FP8, (1, None))),
+        (compressed(activations=None), of_compressed(FP8, (1, None), weight_only=True)),
         (compressed(strategy="tensor", activations=STATIC), of_compressed(FP8, (None, None))),
         (
             compressed(strategy="block", block_structure=[128, 64]),
@@ -100,7 +104,7 @@ def of_compressed(dtype: str, block: tuple[int | None, int | None]) -> Quantizat
         (INT8_MODEL | {"format": "naive-quantized"}, of_compressed(INT8, (1, None))),
         (
             compressed(format="int-quantized", activations=None, **INT, strategy="tensor"),
-            of_compressed(INT8, (None, None)),
+            of_compressed(INT8, (None, None), weight_only=True),
         ),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,6 +30,15 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
         **launch_options(),
     )
     return out
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
+    """Returns plus() + the sum over k of weights[t, k] * rows[t, k], [T, N], in float32, then rounded to the dtype
+    of rows [T, K, N]."""
+    total = torch.einsum("tkn,tk->tn", rows.float(), weights)
+    if plus is not None:
+        total += plus()
+    return total.to(rows.dtype)
 
 
 @triton.jit

@@ -3,9 +3,8 @@
 On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`). More tokens are sorted by expert
 (`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed
 (`combine.py`). Both can compute the shared experts as well. With plain torch tokens are sorted, and each projection is
-one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights have kernels of
-their own (`quantized_experts.py`). Without these they are dequantized first; on a CPU only the routed experts are, one
-at a time.
+one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights have products of
+their own (`quantized_experts.py`). A GPU without kernels for them dequantizes them first.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from torch.nn import functional
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.combine import combine
+from mla_router.worker.kernels.moe.combine import combine, weighted_sum
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.quantized_experts import (
     quantized_experts,
+    quantized_experts_torch,
+    takes,
     takes_shared_quantized,
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
-from mla_router.worker.kernels.quantize import has_kernel
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
@@ -61,8 +61,6 @@ def moe_experts(
     reads the group sizes back.
     """
     x = dense_rows(x)
-    if x.device.type == "cpu" and not (gate_up.is_plain and down.is_plain):
-        return moe_experts_one_by_one(x, gate_up, down, weights, ids, plus)
     tokens, hidden = x.shape
     experts, double, _ = gate_up.values.shape
     assert gate_up.values.shape == (experts, double, hidden) and down.values.shape == (
@@ -73,7 +71,11 @@ def moe_experts(
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
-    if tokens and has_kernel(x, gate_up) and has_kernel(x, down):
+    if not on_gpu(x) and not (gate_up.is_plain and down.is_plain):
+        if isinstance(plus, SharedWeights):
+            plus = partial(_shared_torch, x, plus)
+        return quantized_experts_torch(x, gate_up, down, weights, ids, plus)
+    if tokens and takes(x, gate_up, down):
         if isinstance(plus, SharedWeights):
             return quantized_experts(x, gate_up, down, weights, ids, shared=plus)
         return quantized_experts(x, gate_up, down, weights, ids, plus)
@@ -172,28 +174,6 @@ def moe_experts_torch(
     return weighted_sum(unsorted.masked_fill_((ids < 0)[..., None], 0.0), weights, plus)
 
 
-def moe_experts_one_by_one(
-    x: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    weights: Tensor,
-    ids: Tensor,
-    plus: Plus = None,
-) -> Tensor:
-    """`moe_experts` of quantized weights on a CPU, where ids can be read without a wait. Dequantizing all experts would
-    take most of the time of a small step, and tens of gigabytes in DeepSeek-V3."""
-    if isinstance(plus, SharedWeights):
-        plus = partial(_shared_torch, x, plus)
-    each = x.new_zeros(*ids.shape, x.shape[1])  # [T, K, N]
-    for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist():
-        at = (ids == expert).nonzero(as_tuple=True)
-        gated = silu_and_mul(
-            functional.linear(x[at[0]], gate_up.expert(expert).dense(x.dtype).values)
-        )
-        each[at] = functional.linear(gated, down.expert(expert).dense(x.dtype).values)
-    return weighted_sum(each, weights, plus)
-
-
 def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Returns the product [R, M] of rows [R, N], sorted by expert, and their experts' weights [E, M, N]; `ends` [E] int32
     are the ends of the groups. torch's grouped_mm needs rows of a multiple of 16 bytes: others are padded with zeros."""
@@ -206,12 +186,3 @@ def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 def _shared_torch(x: Tensor, shared: SharedWeights) -> Tensor:
     gate_up, down = (weight.dense(x.dtype).values for weight in shared)
     return functional.linear(silu_and_mul(functional.linear(x, gate_up)), down)
-
-
-def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
-    """Returns plus() + the sum over k of weights[t, k] * rows[t, k], [T, N], in float32, then rounded to the dtype
-    of rows [T, K, N]."""
-    total = torch.einsum("tkn,tk->tn", rows.float(), weights)
-    if plus is not None:
-        total += plus()
-    return total.to(rows.dtype)

@@ -1,17 +1,19 @@
-"""The routed experts with quantized weights, on a GPU.
+"""The routed experts with quantized weights.
 
 One token streams the weights of its experts (`quantized_gemv.py`). More tokens are quantized and sorted by expert for
-grouped products (`quantized_gemm.py`).
+grouped products (`quantized_gemm.py`). `quantized_experts_torch` multiplies the same numbers on a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.combine import combine
+from mla_router.worker.kernels.moe.combine import combine, weighted_sum
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
 from mla_router.worker.kernels.moe.quantized_gemv import (
     down_pairs_quantized,
@@ -19,10 +21,22 @@ from mla_router.worker.kernels.moe.quantized_gemv import (
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
-from mla_router.worker.kernels.quantize import has_kernel, quantize_rows
+from mla_router.worker.kernels.quantize import (
+    has_kernel,
+    has_whole_groups,
+    quantize_rows,
+    round_rows,
+)
+from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch
 from mla_router.worker.kernels.weight import Weight
 
 MAX_SHARED_INPUTS = 4096
+
+
+def takes(x: Tensor, gate_up: Weight, down: Weight) -> bool:
+    """Whether the kernels of `quantized_experts` serve the products."""
+    has_kernels = has_kernel(x, gate_up) and has_kernel(x, down)
+    return has_kernels and (len(x) == 1 or not (gate_up.weight_only or down.weight_only))
 
 
 def takes_shared_quantized(
@@ -65,6 +79,48 @@ def quantized_experts(
     gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
     out = down_quantized(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
+
+
+def quantized_experts_torch(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in
+    float32.
+
+    Reads `ids`, and dequantizes the routed experts alone, one at a time. Dequantizing all of them would take most of the
+    time of a small step, and tens of gigabytes in DeepSeek-V3.
+    """
+    top_k, experts = ids.shape[1], len(gate_up.values)
+    tiling = quantized_tiling(len(x), top_k, experts, x.shape[1])
+    dtype = gate_up.values.dtype
+    is_rounded = tiling.rows > 1 and all(map(_rounds_rows, (gate_up, down)))
+    rows = round_rows(x, dtype) if is_rounded else x.float()
+    pairs = {
+        expert: (ids == expert).nonzero(as_tuple=True)
+        for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist()
+    }
+    gated = rows.new_zeros(*ids.shape, down.values.shape[2])
+    for expert, at in pairs.items():
+        gated[at] = silu_and_mul_torch(_product(rows[at[0]], gate_up, expert))
+    if is_rounded:
+        gated = round_rows(gated.flatten(0, 1), dtype, tiling.gate_up.block_n).view_as(gated)
+    out = x.new_zeros(*ids.shape, x.shape[1])
+    for expert, at in pairs.items():
+        out[at] = _product(gated[at], down, expert).to(out.dtype)
+    return weighted_sum(out, weights, plus)
+
+
+def _rounds_rows(weight: Weight) -> bool:
+    return not weight.is_plain and not weight.weight_only and has_whole_groups(weight)
+
+
+def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
+    return functional.linear(rows, weight.expert(expert).dense(torch.float32).values.float())
 
 
 def quantized_tiling(tokens: int, top_k: int, experts: int, hidden: int) -> MoeTiling:

@@ -25,7 +25,7 @@ def weight_format(quantization: Quantization) -> WeightFormat:
     """Returns the format of quantized layers."""
     dtype = getattr(torch, quantization.dtype)
     kind = OnlineBlockScaled if quantization.online else BlockScaled
-    return kind(dtype, quantization.scale_name, quantization.block)
+    return kind(dtype, quantization.scale_name, quantization.block, quantization.weight_only)
 
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
@@ -36,9 +36,10 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
         declare_kv_scales(model)
     quantized = weight_format(quantization)
     logger.info(
-        "Linear weights: %s, %s%s",
+        "Linear weights: %s, %s%s%s",
         quantization.method,
         quantization.dtype,
+        ", activations not quantized" if quantization.weight_only else "",
         ", quantized while they load" if quantization.online else "",
     )
     for name, linear in model.named_modules():

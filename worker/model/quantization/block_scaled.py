@@ -31,6 +31,7 @@ class BlockScaled(WeightFormat):
     dtype: torch.dtype  # of the values
     scale_name: str  # of the parameter with the scales
     block: tuple[int | None, int | None]  # rows and columns that share a scale
+    weight_only: bool = False  # activations are not quantized
 
     def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
         blocks = sum(self.rows(self.scale_name, part) for part in shape.parts)
@@ -69,7 +70,8 @@ class BlockScaled(WeightFormat):
     def weight(self, layer: Linear) -> Weight:
         shape = layer.shape
         block = self._height(shape), self._width(shape)
-        return Weight(layer.weight, self._scales(layer), block, constant=True)
+        scales = self._scales(layer)
+        return Weight(layer.weight, scales, block, constant=True, weight_only=self.weight_only)
 
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
         """Draws one expert at a time: torch draws float32, and all experts in float32 would take four times the

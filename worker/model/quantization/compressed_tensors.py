@@ -37,11 +37,17 @@ def parse_compressed_tensors(raw: Mapping[str, Any]) -> Quantization:
     weights = group.get("weights") or {}
     kind = TYPES.get(raw["format"]) or weights.get("type")
     block = _weights(weights, f"{where}.weights", kind)
-    if group.get("input_activations") is not None:
-        _activations(group["input_activations"], f"{where}.input_activations", kind)
-    dtype = INT8 if kind == "int" else FP8
-    ignored, kv_scales = read_ignored(raw, "ignore"), _has_kv_scales(raw)
-    return Quantization(METHOD, dtype, block, ignored=ignored, kv_scales=kv_scales)
+    activations = group.get("input_activations")
+    if activations is not None:
+        _activations(activations, f"{where}.input_activations", kind)
+    return Quantization(
+        METHOD,
+        INT8 if kind == "int" else FP8,
+        block,
+        ignored=read_ignored(raw, "ignore"),
+        weight_only=activations is None,
+        kv_scales=_has_kv_scales(raw),
+    )
 
 
 def _has_kv_scales(raw: Mapping[str, Any]) -> bool:

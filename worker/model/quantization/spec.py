@@ -24,6 +24,7 @@ class Quantization:
     block: Block
     scale_name: str = "weight_scale"  # the scales of NAME.weight are NAME.{scale_name}
     ignored: tuple[str, ...] = ()  # plain layers: names, or `re:` and a pattern
+    weight_only: bool = False  # activations are not quantized
     online: bool = False  # the checkpoint is plain, and its weights are quantized while they load
     kv_scales: bool = False  # attention layers have k_scale and v_scale (`kv_scales.py`)
 
