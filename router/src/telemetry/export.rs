@@ -7,6 +7,8 @@ use http::{Method, Request, StatusCode, header};
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
 use thiserror::Error;
 use tokio::{
     net::TcpStream,
@@ -76,7 +78,7 @@ impl Exporter {
                 }
             }
             if requests > 0 {
-                self.send(&spans, requests).await;
+                self.send(spans, requests).await;
             }
             for done in waiting {
                 // The receiver may have stopped waiting.
@@ -85,8 +87,9 @@ impl Exporter {
         }
     }
 
-    async fn send(&mut self, spans: &[u8], requests: u64) {
-        let sent = timeout(LIMIT, self.post(span::export(spans))).await;
+    async fn send(&mut self, spans: Vec<Span>, requests: u64) {
+        let body = span::export(spans).encode_to_vec();
+        let sent = timeout(LIMIT, self.post(body)).await;
         match sent.unwrap_or(Err(ExportError::Late)) {
             Ok(()) => {
                 self.metrics.traces.add(TraceOutcome::Sent, requests);

@@ -1,9 +1,8 @@
 //! The record of each request, written as an [`access_log`] line and as a trace.
 //!
 //! A trace has one span for the request and a child span for each attempt. It is sent to an OpenTelemetry collector
-//! as OTLP over HTTP. OpenTelemetry's SDK would more than double the crates of the router for two kinds of span
-//! that are complete before they are written. So spans are encoded here ([`wire`]); a test decodes them with
-//! OpenTelemetry's own definitions.
+//! as OTLP over HTTP, in OpenTelemetry's own message types. Its SDK's tracer is not used: two kinds of span, complete
+//! before they are written, need no processors and no context.
 
 pub mod access_log;
 mod context;
@@ -11,11 +10,11 @@ mod export;
 pub mod record;
 pub mod request_log;
 mod span;
-mod wire;
 
 use std::sync::Arc;
 
 use http::HeaderMap;
+use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::sync::{mpsc, oneshot};
 
 pub use context::{HEADER, TraceContext, new_span};
@@ -34,8 +33,8 @@ const QUEUE: usize = 4096;
 /// A message to the exporter.
 #[derive(Debug)]
 enum Message {
-    /// The encoded spans of one request.
-    Spans(Vec<u8>),
+    /// The spans of one request.
+    Spans(Vec<Span>),
     /// Send the spans so far, then confirm.
     Flush(oneshot::Sender<()>),
 }

@@ -1,35 +1,39 @@
-//! Encodes the record of a request as spans, with the attributes of OpenTelemetry's conventions for HTTP and `gen_ai`.
-//! Numbers are field numbers of `opentelemetry/proto/trace/v1/trace.proto`.
+//! Makes spans of the record of a request, with the attributes of OpenTelemetry's conventions for HTTP and `gen_ai`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::ExportTraceServiceRequest,
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value},
+    resource::v1::Resource,
+    trace::v1::{
+        ResourceSpans, ScopeSpans, Span, Status, span::SpanKind, status::StatusCode as SpanStatus,
+    },
+};
 
 use super::{
     context::TraceContext,
     record::{Attempt, End, RequestRecord},
-    wire::Message,
 };
 use crate::endpoint::Endpoint;
 
-const SERVER: u64 = 2;
-const CLIENT: u64 = 3;
-const STATUS_ERROR: u64 = 2;
+/// The instrumentation scope, and the name of the service.
+const NAME: &str = "mla-router";
 
-/// Field number of `ScopeSpans.spans`.
-const SPANS: u64 = 2;
-
-/// Encodes all spans of a request that has just ended, as fields of a `ScopeSpans`.
-pub(super) fn of_request(record: &RequestRecord, context: &TraceContext) -> Vec<u8> {
+/// Makes all spans of a request that has just ended.
+pub(super) fn of_request(record: &RequestRecord, context: &TraceContext) -> Vec<Span> {
     #[expect(clippy::disallowed_methods, reason = "spans have the time of day")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let lasted = record.started.elapsed();
     let clock = Clock { started: now.saturating_sub(lasted) };
-    let mut spans = Message::default().message(SPANS, &request(record, context, &clock, lasted));
+    let mut spans = Vec::with_capacity(1 + record.attempts.len());
+    spans.push(request(record, context, &clock, lasted));
     let ends = record.attempts.iter().skip(1).map(|next| next.at).chain([lasted]);
     for (number, (one, end)) in record.attempts.iter().zip(ends).enumerate() {
         let is_last = number + 1 == record.attempts.len();
-        spans = spans.message(SPANS, &attempt(one, record, context, &clock, end, is_last));
+        spans.push(attempt(one, record, context, &clock, end, is_last));
     }
-    spans.finish()
+    spans
 }
 
 /// The time of day at the start of the request.
@@ -48,31 +52,32 @@ fn request(
     context: &TraceContext,
     clock: &Clock,
     lasted: Duration,
-) -> Message {
+) -> Span {
     let status = record.status.map(|status| status.as_u16());
-    let route = record.endpoint.route();
-    let mut span = span(context, context.span, context.parent, SERVER)
-        .bytes(5, format!("{} {route}", record.endpoint.method()).as_bytes())
-        .fixed(7, clock.at(Duration::ZERO))
-        .fixed(8, clock.at(lasted));
-    let mut attributes = Attributes::default();
-    attributes.text("http.request.method", record.endpoint.method());
-    attributes.text("http.route", route);
-    attributes.text("client.address", &record.client.ip().to_string());
-    attributes.text("http.request.header.x-request-id", record.request_id.to_str().unwrap_or(""));
-    attributes.count("http.response.status_code", status.map(u64::from));
-    if let Some(operation) = operation(record.endpoint) {
-        attributes.text("gen_ai.operation.name", operation);
-    }
-    attributes.count("gen_ai.usage.input_tokens", record.prompt_tokens);
-    attributes.count("gen_ai.usage.cache_read.input_tokens", record.cached_tokens);
-    attributes.seconds("gen_ai.response.time_to_first_chunk", record.first_byte);
-    attributes.count("http.response.body.size", Some(record.bytes));
-    attributes.count("mla_router.attempts", Some(record.attempts.len() as u64));
-    attributes.text("mla_router.end", record.end.as_str());
-    span = attributes.into(span);
+    let (method, route) = (record.endpoint.method(), record.endpoint.route());
     let server_error = status.is_some_and(|status| status >= 500);
-    if server_error || record.end == End::Broken { failed(span) } else { span }
+    let attributes = [
+        text("http.request.method", method),
+        text("http.route", route),
+        text("client.address", record.client.ip().to_string()),
+        text("http.request.header.x-request-id", record.request_id.to_str().unwrap_or("")),
+        count("http.response.status_code", status.map(u64::from)),
+        operation(record.endpoint).and_then(|name| text("gen_ai.operation.name", name)),
+        count("gen_ai.usage.input_tokens", record.prompt_tokens),
+        count("gen_ai.usage.cache_read.input_tokens", record.cached_tokens),
+        seconds("gen_ai.response.time_to_first_chunk", record.first_byte),
+        count("http.response.body.size", Some(record.bytes)),
+        count("mla_router.attempts", Some(record.attempts.len() as u64)),
+        text("mla_router.end", record.end.as_str()),
+    ];
+    Span {
+        name: format!("{method} {route}"),
+        start_time_unix_nano: clock.at(Duration::ZERO),
+        end_time_unix_nano: clock.at(lasted),
+        attributes: attributes.into_iter().flatten().collect(),
+        status: failure(server_error || record.end == End::Broken),
+        ..span(context, context.span, context.parent, SpanKind::Server)
+    }
 }
 
 fn attempt(
@@ -82,33 +87,39 @@ fn attempt(
     clock: &Clock,
     end: Duration,
     is_last: bool,
-) -> Message {
-    let mut attributes = Attributes::default();
-    attributes.text("url.full", one.replica.backend.url.as_str());
-    attributes.text("mla_router.reason", one.reason.as_str());
-    let mut is_failure = !is_last || record.end == End::Broken;
-    if is_last {
-        attributes.count("http.response.status_code", record.status.map(|s| u64::from(s.as_u16())));
-        is_failure |= record.status.is_some_and(|status| status.is_server_error());
+) -> Span {
+    // The status is that of the last attempt.
+    let status = record.status.filter(|_| is_last);
+    let server_error = status.is_some_and(|status| status.is_server_error());
+    let attributes = [
+        text("url.full", one.replica.backend.url.as_str()),
+        text("mla_router.reason", one.reason.as_str()),
+        count("http.response.status_code", status.map(|status| u64::from(status.as_u16()))),
+    ];
+    Span {
+        name: "worker".to_owned(),
+        start_time_unix_nano: clock.at(one.at),
+        end_time_unix_nano: clock.at(end),
+        attributes: attributes.into_iter().flatten().collect(),
+        status: failure(!is_last || record.end == End::Broken || server_error),
+        ..span(context, one.span, context.span, SpanKind::Client)
     }
-    let span = span(context, one.span, context.span, CLIENT)
-        .bytes(5, b"worker")
-        .fixed(7, clock.at(one.at))
-        .fixed(8, clock.at(end));
-    let span = attributes.into(span);
-    if is_failure { failed(span) } else { span }
 }
 
-fn span(context: &TraceContext, span: u64, parent: u64, kind: u64) -> Message {
-    let message = Message::default()
-        .bytes(1, &context.trace.to_be_bytes())
-        .bytes(2, &span.to_be_bytes())
-        .number(6, kind);
-    if parent == 0 { message } else { message.bytes(4, &parent.to_be_bytes()) }
+/// A span without times, name and attributes. `parent` is 0 for a root.
+fn span(context: &TraceContext, span: u64, parent: u64, kind: SpanKind) -> Span {
+    let parent = if parent == 0 { Vec::new() } else { parent.to_be_bytes().to_vec() };
+    Span {
+        trace_id: context.trace.to_be_bytes().to_vec(),
+        span_id: span.to_be_bytes().to_vec(),
+        parent_span_id: parent,
+        kind: kind.into(),
+        ..Span::default()
+    }
 }
 
-fn failed(span: Message) -> Message {
-    span.message(15, &Message::default().number(3, STATUS_ERROR))
+fn failure(failed: bool) -> Option<Status> {
+    failed.then(|| Status { code: SpanStatus::Error.into(), ..Status::default() })
 }
 
 /// The operation name of the conventions; `None` if they have none for the endpoint.
@@ -120,48 +131,40 @@ fn operation(endpoint: Endpoint) -> Option<&'static str> {
     }
 }
 
-#[derive(Default)]
-struct Attributes(Vec<Message>);
-
-impl Attributes {
-    fn text(&mut self, name: &str, value: &str) {
-        self.push(name, &Message::default().bytes(1, value.as_bytes()));
-    }
-
-    fn count(&mut self, name: &str, value: Option<u64>) {
-        if let Some(value) = value {
-            self.push(name, &Message::default().number(3, value));
-        }
-    }
-
-    fn seconds(&mut self, name: &str, value: Option<Duration>) {
-        if let Some(value) = value {
-            self.push(name, &Message::default().double(4, value.as_secs_f64()));
-        }
-    }
-
-    fn push(&mut self, name: &str, value: &Message) {
-        self.0.push(attribute(name, value));
-    }
-
-    fn into(self, span: Message) -> Message {
-        self.0.iter().fold(span, |span, attribute| span.message(9, attribute))
-    }
+fn text(name: &str, value: impl Into<String>) -> Option<KeyValue> {
+    attribute(name, Some(Value::StringValue(value.into())))
 }
 
-fn attribute(name: &str, value: &Message) -> Message {
-    Message::default().bytes(1, name.as_bytes()).message(2, value)
+fn count(name: &str, value: Option<u64>) -> Option<KeyValue> {
+    attribute(name, value.map(|value| Value::IntValue(value.cast_signed())))
 }
 
-/// Encodes an `ExportTraceServiceRequest` with the spans of several requests.
-pub(super) fn export(spans: &[u8]) -> Vec<u8> {
-    let text = |value: &str| Message::default().bytes(1, value.as_bytes());
+fn seconds(name: &str, value: Option<Duration>) -> Option<KeyValue> {
+    attribute(name, value.map(|value| Value::DoubleValue(value.as_secs_f64())))
+}
+
+/// An attribute; `None` without a value.
+fn attribute(name: &str, value: Option<Value>) -> Option<KeyValue> {
+    let value = AnyValue { value: Some(value?) };
+    Some(KeyValue { key: name.to_owned(), value: Some(value), ..KeyValue::default() })
+}
+
+/// The request that exports the spans of several requests.
+pub(super) fn export(spans: Vec<Span>) -> ExportTraceServiceRequest {
     let version = env!("CARGO_PKG_VERSION");
-    let resource = Message::default()
-        .message(1, &attribute("service.name", &text("mla-router")))
-        .message(1, &attribute("service.version", &text(version)));
-    let scope = Message::default().bytes(1, b"mla-router").bytes(2, version.as_bytes());
-    let scope_spans = Message::default().message(1, &scope).raw(spans);
-    let resource_spans = Message::default().message(1, &resource).message(2, &scope_spans);
-    Message::default().message(1, &resource_spans).finish()
+    let attributes = [text("service.name", NAME), text("service.version", version)];
+    let resource =
+        Resource { attributes: attributes.into_iter().flatten().collect(), ..Resource::default() };
+    let scope = InstrumentationScope {
+        name: NAME.to_owned(),
+        version: version.to_owned(),
+        ..InstrumentationScope::default()
+    };
+    let scope_spans = ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() };
+    let resource_spans = ResourceSpans {
+        resource: Some(resource),
+        scope_spans: vec![scope_spans],
+        ..ResourceSpans::default()
+    };
+    ExportTraceServiceRequest { resource_spans: vec![resource_spans] }
 }
