@@ -2,14 +2,18 @@
 
 use std::{
     future::poll_fn,
+    ops::{Deref, DerefMut},
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// One timer for all deadlines of a request. Setting a later deadline is free: the timer fires early once and is
+/// One timer for all deadlines of a task. Setting a later deadline is free: the timer fires early once and is
 /// set again.
+#[derive(Debug)]
 pub struct DeadlineTimer(Pin<Box<Sleep>>);
 
 impl DeadlineTimer {
@@ -42,6 +46,55 @@ impl DeadlineTimer {
     }
 }
 
+/// The timer that the requests of a connection use one after the other. Setting a new timer to a deadline before all
+/// others of its thread costs a system call, which wakes the thread's own timer driver. A used timer is set already, and
+/// fires early.
+#[derive(Clone, Debug, Default)]
+pub struct SharedTimer(Arc<Mutex<Option<DeadlineTimer>>>);
+
+impl SharedTimer {
+    /// Takes the timer, or makes one that is set to `at`.
+    pub fn take(&self, at: Instant) -> TakenTimer {
+        let timer = self.0.lock().take().unwrap_or_else(|| DeadlineTimer::new(at));
+        TakenTimer { timer: Some(timer), home: self.clone() }
+    }
+
+    /// Frees the timer, if no request has it.
+    pub fn clear(&self) {
+        self.0.lock().take();
+    }
+}
+
+/// A timer in use. Dropping it gives it back.
+#[derive(Debug)]
+pub struct TakenTimer {
+    /// `None` only while it is dropped.
+    timer: Option<DeadlineTimer>,
+    home: SharedTimer,
+}
+
+const TAKEN: &str = "contract: the timer is there until it is dropped";
+
+impl Deref for TakenTimer {
+    type Target = DeadlineTimer;
+
+    fn deref(&self) -> &DeadlineTimer {
+        self.timer.as_ref().expect(TAKEN)
+    }
+}
+
+impl DerefMut for TakenTimer {
+    fn deref_mut(&mut self) -> &mut DeadlineTimer {
+        self.timer.as_mut().expect(TAKEN)
+    }
+}
+
+impl Drop for TakenTimer {
+    fn drop(&mut self) {
+        *self.home.0.lock() = self.timer.take();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{future::pending, time::Duration};
@@ -60,5 +113,25 @@ mod tests {
             assert_eq!(begun.elapsed(), already.max(Duration::from_secs(seconds)));
         }
         assert_eq!(timer.limit(after(300), async { 1 }).await, Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn used_timer_keeps_the_deadlines_of_the_next_request() {
+        let (shared, begun) = (SharedTimer::default(), Instant::now());
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        // The second request takes the timer while it is set to the deadline of the first one.
+        let mut first = shared.take(after(100));
+        let answered = async {
+            tokio::task::yield_now().await;
+            1
+        };
+        assert_eq!(first.limit(after(5), answered).await, Some(1));
+        drop(first);
+        for seconds in [20, 12, 30] {
+            let already = begun.elapsed();
+            let late = shared.take(after(100)).limit(after(seconds), pending::<()>()).await;
+            assert_eq!(late, None);
+            assert_eq!(begun.elapsed(), already.max(Duration::from_secs(seconds)));
+        }
     }
 }

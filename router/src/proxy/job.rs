@@ -8,7 +8,7 @@ use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
     admission::{Client, Lane, Slot},
-    deadline_timer::DeadlineTimer,
+    deadline_timer::{SharedTimer, TakenTimer},
     endpoint::Endpoint,
     engine::{Runtime, continuation, include_usage},
     error::Error,
@@ -38,7 +38,7 @@ pub struct Job {
     pub received: Instant,
     /// When the response must have ended.
     pub deadline: Instant,
-    pub timer: DeadlineTimer,
+    pub timer: TakenTimer,
     pub log: Option<Arc<RequestLog>>,
     /// Time spent on reading the key. The first choice of a worker takes it and adds its own time.
     pub(super) reading: Option<Duration>,
@@ -71,6 +71,7 @@ impl Job {
         client: Option<Client>,
         in_flight: InFlight,
         log: Option<Arc<RequestLog>>,
+        timer: &SharedTimer,
     ) -> Self {
         let received = Instant::now();
         let limit = router.config.request_timeout_secs.get();
@@ -99,7 +100,7 @@ impl Job {
             model: OnceCell::new(),
             received,
             deadline,
-            timer: DeadlineTimer::new(deadline),
+            timer: timer.take(deadline),
             log,
             reading,
             attempts: 0,
@@ -198,7 +199,9 @@ mod tests {
         router.registry.announce();
         let in_flight = router.gate.enter().expect("it serves");
         let request = WorkerRequest::of_body(br#"{"model":"m"}"#);
-        let mut job = Job::new(&router, Endpoint::OtherV1, request, None, in_flight, None).await;
+        let timer = SharedTimer::default();
+        let mut job =
+            Job::new(&router, Endpoint::OtherV1, request, None, in_flight, None, &timer).await;
         assert_eq!(job.model(), Some(ModelName::new("m")));
         job.request.drop_body();
         assert_eq!(job.model(), Some(ModelName::new("m")));

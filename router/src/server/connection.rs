@@ -152,6 +152,7 @@ impl Serving {
                 Ok(None) => return,
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
+            keep_alive.timer().clear();
             if self.awaits_bytes(guard.socket(), &keep_alive, &mut [0]).await.is_none() {
                 // A failure cannot be reported to the client.
                 let _closed = guard.shutdown().await;

@@ -36,7 +36,8 @@ pub(super) async fn forward(
     keep_alive.uploaded();
     // Entered after the upload: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let mut job = Job::new(router, endpoint, request, client, in_flight, log.cloned()).await;
+    let (log, timer) = (log.cloned(), keep_alive.timer());
+    let mut job = Job::new(router, endpoint, request, client, in_flight, log, timer).await;
     if job.key.as_ref().is_some_and(|key| key.continues) {
         let message =
             "`continuation` is internal to router and workers; it is not a field of the API";

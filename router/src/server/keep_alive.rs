@@ -10,14 +10,17 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{deadline_timer::DeadlineTimer, error::Error};
+use crate::{
+    deadline_timer::{DeadlineTimer, SharedTimer},
+    error::Error,
+};
 
 /// Idle time after which a connection is taken from hyper until its client sends something.
 pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// The shared state. All users run in the task of the connection, so no one ever waits for the lock.
 #[derive(Clone, Debug, Default)]
-pub(super) struct KeepAliveState(Arc<Mutex<State>>);
+pub(super) struct KeepAliveState(Arc<Mutex<State>>, SharedTimer);
 
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one connection")]
@@ -38,6 +41,11 @@ struct State {
 }
 
 impl KeepAliveState {
+    /// The timer of the requests.
+    pub(super) fn timer(&self) -> &SharedTimer {
+        &self.1
+    }
+
     /// Starts a request; `refusal` is its error if it is refused.
     pub(super) fn begin(&self, refusal: Option<Error>) {
         let mut state = self.0.lock();
