@@ -32,7 +32,8 @@ class Int8(WeightFormat):
 
     def weight(self, layer: Linear) -> Weight:
         scales = layer.get_parameter("weight_scale")
-        return Weight(layer.weight, scales, (1, layer.shape.inputs), constant=True)
+        block = 1, layer.shape.inputs
+        return Weight(layer.weight, scales, block, constant=True, weight_only=True)
 
     def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
         del layer, generator

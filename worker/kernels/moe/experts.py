@@ -61,6 +61,10 @@ def moe_experts(
     reads the group sizes back.
     """
     x = dense_rows(x)
+    if not on_gpu(x) and not (gate_up.is_plain and down.is_plain):
+        if isinstance(plus, SharedWeights):
+            plus = partial(_shared_torch, x, plus)
+        return quantized_experts_torch(x, gate_up, down, weights, ids, plus)
     tokens, hidden = x.shape
     experts, double, _ = gate_up.values.shape
     assert gate_up.values.shape == (experts, double, hidden) and down.values.shape == (
@@ -71,10 +75,6 @@ def moe_experts(
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
-    if not on_gpu(x) and not (gate_up.is_plain and down.is_plain):
-        if isinstance(plus, SharedWeights):
-            plus = partial(_shared_torch, x, plus)
-        return quantized_experts_torch(x, gate_up, down, weights, ids, plus)
     if tokens and takes(x, gate_up, down):
         if isinstance(plus, SharedWeights):
             return quantized_experts(x, gate_up, down, weights, ids, shared=plus)

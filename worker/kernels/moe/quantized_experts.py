@@ -104,7 +104,7 @@ def quantized_experts_torch(
         expert: (ids == expert).nonzero(as_tuple=True)
         for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist()
     }
-    gated = rows.new_zeros(*ids.shape, down.values.shape[2])
+    gated = rows.new_zeros(*ids.shape, gate_up.values.shape[1] // 2)
     for expert, at in pairs.items():
         gated[at] = silu_and_mul_torch(_product(rows[at[0]], gate_up, expert))
     if is_rounded:
