@@ -2,10 +2,14 @@
 //!
 //! A message with two readings can smuggle a request past a proxy. hyper is lenient where HTTP allows it: it
 //! accepts bare line feeds, prefers `Transfer-Encoding` to `Content-Length`, and requires no `Host`. Here a message
-//! has exactly one reading or is refused, and the refusal has OpenAI's error shape.
+//! has exactly one reading or is refused, and the refusal has OpenAI's error shape. The grammar is that of hyper's own
+//! parser, httparse; the checks come on top.
+
+use std::mem::MaybeUninit;
 
 use http::Uri;
-use memchr::memchr;
+use httparse::{Header, Request, Status};
+use memchr::memchr_iter;
 
 use crate::error::Error;
 
@@ -33,140 +37,117 @@ pub(super) enum BodyLength {
 /// Reads the head at the start of `bytes`. `None` if it is incomplete. Fails if it is ambiguous, malformed or too
 /// large.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Head>, Error> {
-    let mut lines = Lines { bytes, at: 0 };
-    // Old clients send an additional line break after a body. RFC 9112 says to ignore it.
-    let request_line = loop {
-        match lines.next()? {
-            Some(b"") => {}
-            Some(line) => break line,
-            None => return Ok(None),
-        }
-    };
-    let is_http_11 = request_line_version(request_line)?;
-    let mut fields = Fields::default();
-    loop {
-        match lines.next()? {
-            Some(b"") => break,
-            Some(line) => fields.read(line)?,
-            None => return Ok(None),
-        }
-    }
-    Ok(Some(Head { end: lines.at, body: fields.body_length(is_http_11)? }))
-}
-
-/// Iterates over the complete lines, without their ends.
-struct Lines<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Lines<'a> {
-    fn next(&mut self) -> Result<Option<&'a [u8]>, Error> {
-        let rest = &self.bytes[self.at..];
-        let Some(length) = memchr(b'\n', rest) else {
-            return if self.bytes.len() < MAX_HEAD { Ok(None) } else { Err(Error::HeadTooLarge) };
-        };
-        self.at += length + 1;
-        if self.at > MAX_HEAD {
-            return Err(Error::HeadTooLarge);
-        }
-        match rest[..length].strip_suffix(b"\r") {
-            Some(line) => Ok(Some(line)),
-            None => Err(Error::BadHead("a line must end with CR LF")),
-        }
-    }
-}
-
-/// Checks the request line. Returns whether its version is HTTP/1.1, and not 1.0.
-fn request_line_version(line: &[u8]) -> Result<bool, Error> {
-    let mut words = line.split(|byte| *byte == b' ');
-    let (Some(method), Some(target), Some(version), None) =
-        (words.next(), words.next(), words.next(), words.next())
-    else {
-        return Err(Error::BadHead("the first line must be METHOD TARGET VERSION"));
-    };
-    if !(1..=MAX_METHOD).contains(&method.len()) || !method.iter().all(|byte| is_token(*byte)) {
-        return Err(Error::BadHead("the method must be a word"));
-    }
-    if target.len() > MAX_TARGET {
+    let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+    let mut request = Request::new(&mut []);
+    let parsed = request.parse_with_uninit_headers(bytes, &mut fields).map_err(refusal)?;
+    if request.path.is_some_and(|target| target.len() > MAX_TARGET) {
         return Err(Error::UriTooLong { limit: MAX_TARGET });
+    }
+    let end = match parsed {
+        Status::Complete(end) if end <= MAX_HEAD => end,
+        Status::Partial if bytes.len() < MAX_HEAD => return Ok(None),
+        _ => return Err(Error::HeadTooLarge),
+    };
+    let is_bare = |at: usize| at == 0 || bytes[at - 1] != b'\r';
+    if memchr_iter(b'\n', &bytes[..end]).any(is_bare) {
+        return Err(Error::BadHead(LINE_END));
+    }
+    check_request_line(&request)?;
+    let is_http_11 = request.version == Some(1);
+    Ok(Some(Head { end, body: Fields::read(request.headers)?.body_length(is_http_11)? }))
+}
+
+const LINE_END: &str = "a line must end with CR LF";
+
+/// The error for a head that httparse refuses.
+fn refusal(error: httparse::Error) -> Error {
+    use httparse::Error as Cause;
+    Error::BadHead(match error {
+        Cause::TooManyHeaders => return Error::TooManyFields { limit: MAX_FIELDS },
+        Cause::HeaderName => "a field must be NAME: VALUE, without a space in its name",
+        Cause::HeaderValue => "a field must not contain control characters",
+        Cause::NewLine => LINE_END,
+        Cause::Version => "the version must be HTTP/1.1 or HTTP/1.0",
+        Cause::Token | Cause::Status => "the first line must be METHOD TARGET VERSION",
+    })
+}
+
+fn check_request_line(request: &Request<'_, '_>) -> Result<(), Error> {
+    let (method, target) =
+        (request.method.unwrap_or_default(), request.path.unwrap_or_default().as_bytes());
+    if method.len() > MAX_METHOD {
+        return Err(Error::BadHead("the method must be a word"));
     }
     let is_readable = match target {
         [b'/', ..] => target.iter().all(|byte| is_target(*byte)),
-        b"*" => method == b"OPTIONS",
+        b"*" => method == "OPTIONS",
         // The absolute form, as for a forward proxy. It is rare, so parsing it twice does not matter.
         _ => Uri::try_from(target).is_ok_and(|uri| {
             uri.scheme().is_some() && uri.authority().is_some_and(|a| !a.as_str().contains('@'))
         }),
     };
-    if !is_readable {
-        return Err(Error::BadHead("the target must be a path or an absolute URI"));
-    }
-    match version {
-        b"HTTP/1.1" => Ok(true),
-        b"HTTP/1.0" => Ok(false),
-        _ => Err(Error::BadHead("the version must be HTTP/1.1 or HTTP/1.0")),
+    if is_readable {
+        Ok(())
+    } else {
+        Err(Error::BadHead("the target must be a path or an absolute URI"))
     }
 }
 
 /// The fields that determine the end of the message and its host.
 #[derive(Default)]
 struct Fields {
-    count: usize,
     hosts: usize,
     length: Option<u64>,
     is_chunked: bool,
 }
 
 impl Fields {
-    fn read(&mut self, line: &[u8]) -> Result<(), Error> {
-        self.count += 1;
-        if self.count > MAX_FIELDS {
-            return Err(Error::TooManyFields { limit: MAX_FIELDS });
-        }
-        // A line that starts with a space continues the previous one (obs-fold): it has no name and is refused.
-        let colon = memchr(b':', line).unwrap_or(0);
-        let (name, value) = (&line[..colon], line[colon..].get(1..).unwrap_or_default());
-        if name.is_empty() || !name.iter().all(|byte| is_token(*byte)) {
-            return Err(Error::BadHead("a field must be NAME: VALUE, without a space in its name"));
-        }
-        if name.contains(&b'_') {
-            // CGI-like servers read an underscore as a dash, and so as another field.
-            return Err(Error::BadHead("the name of a field must not contain an underscore"));
-        }
-        // Without an early exit, so that the compiler can vectorise the loop.
-        let controls = value.iter().fold(false, |found, byte| found | is_control(*byte));
-        if controls {
-            return Err(Error::BadHead("a field must not contain control characters"));
-        }
-        let value = value.trim_ascii();
-        match name.len() {
-            4 if name.eq_ignore_ascii_case(b"host") => {
-                self.hosts += 1;
-                if !value.iter().all(|byte| is_host(*byte)) {
-                    return Err(Error::BadHead("Host must be a name or an address"));
-                }
+    fn read(fields: &[Header<'_>]) -> Result<Self, Error> {
+        let mut read = Self::default();
+        for Header { name, value } in fields {
+            if name.contains('_') {
+                // CGI-like servers read an underscore as a dash, and so as another field.
+                return Err(Error::BadHead("the name of a field must not contain an underscore"));
             }
-            14 if name.eq_ignore_ascii_case(b"content-length") => {
-                // Up to 18 digits fit into u64.
-                let is_number = (1..=18).contains(&value.len())
-                    && value.iter().all(u8::is_ascii_digit)
-                    && self.length.is_none();
-                if !is_number {
-                    return Err(Error::BadHead("Content-Length must be one number"));
+            match name.len() {
+                4 if name.eq_ignore_ascii_case("host") => read.host(value)?,
+                14 if name.eq_ignore_ascii_case("content-length") => read.content_length(value)?,
+                17 if name.eq_ignore_ascii_case("transfer-encoding") => {
+                    read.transfer_encoding(value)?;
                 }
-                self.length = Some(
-                    value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')),
-                );
+                _ => {}
             }
-            17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
-                if self.is_chunked || !value.eq_ignore_ascii_case(b"chunked") {
-                    return Err(Error::BadHead("Transfer-Encoding must be \"chunked\""));
-                }
-                self.is_chunked = true;
-            }
-            _ => {}
         }
+        Ok(read)
+    }
+
+    fn host(&mut self, value: &[u8]) -> Result<(), Error> {
+        self.hosts += 1;
+        if value.iter().all(|byte| is_host(*byte)) {
+            Ok(())
+        } else {
+            Err(Error::BadHead("Host must be a name or an address"))
+        }
+    }
+
+    fn content_length(&mut self, value: &[u8]) -> Result<(), Error> {
+        // Up to 18 digits fit into u64.
+        let is_number = (1..=18).contains(&value.len())
+            && value.iter().all(u8::is_ascii_digit)
+            && self.length.is_none();
+        if !is_number {
+            return Err(Error::BadHead("Content-Length must be one number"));
+        }
+        let number = value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+        self.length = Some(number);
+        Ok(())
+    }
+
+    fn transfer_encoding(&mut self, value: &[u8]) -> Result<(), Error> {
+        if self.is_chunked || !value.eq_ignore_ascii_case(b"chunked") {
+            return Err(Error::BadHead("Transfer-Encoding must be \"chunked\""));
+        }
+        self.is_chunked = true;
         Ok(())
     }
 
@@ -186,10 +167,6 @@ impl Fields {
     }
 }
 
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
-}
-
 /// The characters of URIs, and some that clients often forget to escape.
 fn is_target(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=%{}|".contains(&byte)
@@ -198,10 +175,6 @@ fn is_target(byte: u8) -> bool {
 /// The characters of a name or an address with a port. A path, query or user is refused.
 fn is_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:[]!$&'()*+;=%".contains(&byte)
-}
-
-fn is_control(byte: u8) -> bool {
-    byte < b' ' && byte != b'\t' || byte == 0x7f
 }
 
 #[cfg(test)]
