@@ -18,8 +18,8 @@ from triton.runtime import driver
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.kernels import beside, device
-from mla_router.worker.kernels.moe import experts
+from mla_router.worker.kernels import beside, device, quantized_linear
+from mla_router.worker.kernels.moe import experts, quantized_experts
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import allocate, default_dtype
 from mla_router.worker.model.registry import build_model
@@ -51,7 +51,8 @@ def pretend() -> None:
     torch.cuda.get_device_name = lambda _=None: H200
     device.NO_GPU = device.H200
     beside.MAX_ROWS = -1  # there are no streams
-    experts._device_name = lambda _: H200
+    for module in (experts, quantized_experts, quantized_linear):
+        module.device_name = lambda _: H200.replace(" ", "_")  # type: ignore[attr-defined]
 
 
 def meta_engines(

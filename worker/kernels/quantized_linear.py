@@ -32,6 +32,7 @@ from mla_router.worker.kernels.quantize import (
     round_rows,
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
+from mla_router.worker.kernels.tuned import dense_name, device_name, kind_of, read_table
 from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
@@ -73,7 +74,26 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
     if rows >= fewest and out_dtype == torch.bfloat16 and _library_takes(weight):
         return _library(x, weight)
     values = quantize_rows(x, weight.values.dtype)
-    return quantized_linear_triton(values, weight, out_dtype=out_dtype, tiles=tiling(rows, outputs))
+    tiles = tuned_tiles(rows, weight) or tiling(rows, outputs)
+    return quantized_linear_triton(values, weight, out_dtype=out_dtype, tiles=tiles)
+
+
+def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
+    """Returns the tiles of a table (`tuned.py`), or None."""
+    values = weight.values
+    kind = kind_of(values.dtype, weight.block)
+    table = read_table(dense_name(*values.shape, device_name(values.device), kind))
+    if table is None:
+        return None
+    found = table.at(rows)
+    return Tiles(
+        found.block_m,
+        found.block_n,
+        found.block_k,
+        found.num_warps,
+        found.num_stages,
+        found.group_m,
+    )
 
 
 def quantized_linear_torch(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:

@@ -17,12 +17,10 @@ from mla_router.worker.kernels.moe.experts import (
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import (
-    TABLES,
     MoeShape,
     MoeTiling,
     Tile,
     default_tiling,
-    read_table,
 )
 from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
@@ -343,22 +341,8 @@ def launches() -> None:
             launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))
 
 
-def launches_of_tables() -> None:
-    for path in sorted(TABLES.glob("*.json")):
-        *sizes, dtype = path.stem.split(".")[-4:]
-        shape = MoeShape(*(int(size[1:]) for size in sizes), dtype=getattr(torch, dtype))
-        for tokens, tiling in (read_table(path) or {}).items():
-            launch(shape, 8, tokens, tiling)
-
-
 def test_compiled_for_sm_90() -> None:
     reports = compile_sm90(launches)
     for report in reports:
         report.check()
     assert any(report.has_wgmma for report in reports)
-
-
-@pytest.mark.skipif(not any(TABLES.glob("*.json")), reason="no table is shipped")
-def test_tables_compiled_for_sm_90() -> None:
-    for report in compile_sm90(launches_of_tables):
-        report.check()

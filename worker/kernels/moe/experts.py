@@ -10,7 +10,7 @@ their own (`quantized_experts.py`). A GPU without kernels for them dequantizes t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from mla_router.worker.kernels.moe.quantized_experts import (
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
+from mla_router.worker.kernels.tuned import device_name
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 _ROW_BYTES = 16
@@ -124,7 +125,7 @@ def moe_experts_triton(
     if tiling is None:
         shape = MoeShape(experts, hidden, double // 2, x.dtype)
         on = limits(x.device)
-        tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1], on)
+        tiling = moe_tiling(device_name(x.device), shape, tokens, ids.shape[1], on)
     if tiling.rows == 1:
         shared = plus if isinstance(plus, SharedWeights) else None
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up.values)
@@ -140,11 +141,6 @@ def moe_experts_triton(
     rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down.values)
     added = rows[ids.numel() :] if shared else plus() if callable(plus) else None
     return combine(rows, weights, added)
-
-
-@cache
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def moe_experts_torch(

@@ -20,7 +20,7 @@ from mla_router.worker.kernels.moe.quantized_gemv import (
     gate_up_pairs_quantized,
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
-from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
+from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile, tuned_tiling
 from mla_router.worker.kernels.quantize import (
     has_kernel,
     has_whole_groups,
@@ -28,6 +28,7 @@ from mla_router.worker.kernels.quantize import (
     round_rows,
 )
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch
+from mla_router.worker.kernels.tuned import device_name, kind_of
 from mla_router.worker.kernels.weight import Weight
 
 MAX_SHARED_INPUTS = 4096
@@ -67,7 +68,7 @@ def quantized_experts(
     `quantized_tiling`, for benchmarks."""
     x, ids = x.contiguous(), ids.contiguous()
     experts = len(gate_up.values)
-    tiling = tiling or quantized_tiling(len(x), ids.shape[1], experts, x.shape[1])
+    tiling = tiling or _tiling(x, gate_up, ids.shape[1])
     if tiling.rows == 1:
         first, second = shared or (None, None)
         products = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
@@ -121,6 +122,14 @@ def _rounds_rows(weight: Weight) -> bool:
 
 def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
     return functional.linear(rows, weight.expert(expert).dense(torch.float32).values.float())
+
+
+def _tiling(x: Tensor, gate_up: Weight, top_k: int) -> MoeTiling:
+    """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`."""
+    experts, double, hidden = gate_up.values.shape
+    kind = kind_of(gate_up.values.dtype, gate_up.block)
+    found = tuned_tiling(device_name(x.device), experts, double // 2, kind, len(x))
+    return found or quantized_tiling(len(x), top_k, experts, hidden)
 
 
 def quantized_tiling(tokens: int, top_k: int, experts: int, hidden: int) -> MoeTiling:

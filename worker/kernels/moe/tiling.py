@@ -1,22 +1,17 @@
 """Tile sizes of the experts' kernels, by device, shape and number of tokens.
 
-They are read from tables in `tables/`, which `bench/kernels/tune_moe.py` writes on the device. A device
-or shape without a table has the defaults below.
+They are read from tables (`kernels/tuned.py`). A device or shape without a table has the defaults below, or those of
+`quantized_experts.py`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-import msgspec
 import torch
 
 from mla_router.worker.kernels.device import H200, Limits
-
-TABLES = Path(__file__).parent / "tables"
+from mla_router.worker.kernels.tuned import TunedTile, kind_of, moe_name, read_table
 
 
 @dataclass(frozen=True)
@@ -54,29 +49,27 @@ class MoeShape:
 def moe_tiling(
     device: str, shape: MoeShape, tokens: int, top_k: int, on: Limits = H200
 ) -> MoeTiling:
-    """Returns the tiling of the next tuned number of tokens, or of the largest one. One token has its own tiling, with
-    unsorted pairs, which shared experts require."""
-    table = read_table(table_path(device, shape))
-    if table is None or (tokens == 1 and 1 not in table):
-        return default_tiling(shape, tokens, top_k, on)
-    tuned = sorted(table)
-    return table[tuned[min(bisect_left(tuned, tokens), len(tuned) - 1)]]
+    """Returns the tiling of plain weights."""
+    found = tuned_tiling(device, shape.experts, shape.width, kind_of(shape.dtype, (1, 1)), tokens)
+    return found or default_tiling(shape, tokens, top_k, on)
 
 
-def table_path(device: str, shape: MoeShape) -> Path:
-    name = (
-        f"moe.{device.replace(' ', '_')}.E{shape.experts}.N{shape.hidden}.I{shape.width}."
-        f"{str(shape.dtype).removeprefix('torch.')}.json"
-    )
-    return TABLES / name
-
-
-@cache
-def read_table(path: Path) -> dict[int, MoeTiling] | None:
-    """Returns the tilings by number of tokens, or None if there is no such file."""
-    if not path.is_file():
+def tuned_tiling(device: str, experts: int, width: int, kind: str, tokens: int) -> MoeTiling | None:
+    """Returns the tiling of a table, or None. One token has its own tiling, with unsorted pairs, which shared experts
+    require."""
+    tables = [
+        read_table(moe_name(experts, width, device, kind, down=down)) for down in (False, True)
+    ]
+    if None in tables:
         return None
-    return msgspec.json.decode(path.read_bytes(), type=dict[int, MoeTiling], strict=False)
+    gate_up, down = (table.at(tokens) for table in tables if table is not None)
+    if tokens == 1 and gate_up.block_m != 1:
+        return None
+    return MoeTiling(gate_up.block_m, _tile(gate_up), _tile(down))
+
+
+def _tile(tuned: TunedTile) -> Tile:
+    return Tile(tuned.block_n, tuned.block_k, tuned.group_m, tuned.num_warps, tuned.num_stages)
 
 
 def default_tiling(shape: MoeShape, tokens: int, top_k: int, on: Limits = H200) -> MoeTiling:
