@@ -80,9 +80,9 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
 
 def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
     """Returns the tiles of a table (`tuned.py`), or None."""
-    values = weight.values
-    kind = kind_of(values.dtype, weight.block)
-    table = read_table(dense_name(*values.shape, device_name(values.device), kind))
+    values, kind = weight.values, kind_of(weight.values.dtype, weight.block)
+    outputs, inputs = values.shape
+    table = read_table(dense_name(outputs, inputs, device_name(values.device), kind))
     if table is None:
         return None
     found = table.at(rows)

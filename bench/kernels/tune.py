@@ -1,0 +1,236 @@
+"""Measures tilings of matrix products and writes the tables that the worker reads (`worker/kernels/tuned.py`).
+
+    python bench/kernels/tune.py OP --shapes deepseek-v3 [--tp 8] [--ep 8] [--dtype fp8] [--out DIR] [--resume]
+
+OP is `dense` (products with FP8 weights in blocks of 128 x 128), `moe` (fused mixtures of experts) or `all`. `--tp` and
+`--ep` take several sizes: all their combinations are tuned in one run. Shapes that occur several times are tuned once.
+
+First all candidates are compiled, in processes and without the GPU. Candidates that spill or exceed shared memory are
+dropped. Then each candidate is timed in a CUDA graph, briefly, and the best ones again, longer and with other groupings of
+the programs. Weights are read from memory, not from L2. For experts the number of rows in a block is the one with the
+smallest sum of both products.
+
+A table is written after each number of rows. `--seconds` ends a run early, an interrupt keeps the tables, and `--resume`
+goes on with the numbers of rows that they lack. Without `--resume` tables of earlier runs are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+from kernels.tune_problems import (
+    DENSE_ROWS,
+    E4M3,
+    MOE_TOKENS,
+    Dense,
+    Inputs,
+    Job,
+    Launch,
+    Moe,
+    Problem,
+    compile_size,
+)
+from kernels.tune_shapes import MODELS, dense_shapes, divisions, experts_shape
+from kernels.tune_space import GROUPS
+from record import record
+
+from mla_router.worker.kernels.tuned import TABLES, TunedTile, decode, device_name, encode
+from support.sm90 import compile_here
+
+
+def problems(args: argparse.Namespace) -> list[Problem]:
+    """Returns each shape once."""
+    found: dict[Problem, None] = {}
+    for name, (tp, ep) in product(args.shapes, divisions(args.tp, args.ep)):
+        if args.op in ("dense", "all") and args.dtype == "fp8":
+            for shape in dense_shapes(MODELS[name], tp):
+                found[Dense(shape, tuple(args.tokens or DENSE_ROWS))] = None
+        experts = experts_shape(MODELS[name], tp, ep)
+        if args.op in ("moe", "all") and experts is not None:
+            dtype = E4M3 if args.dtype == "fp8" else torch.bfloat16
+            found[Moe(experts, dtype, tuple(args.tokens or MOE_TOKENS))] = None
+    return list(found)
+
+
+def compiles(problem: Problem, job: Job) -> bool:
+    """Returns whether the kernel compiles without spills and fits into shared memory. Runs in its own process."""
+    try:
+        reports = compile_here(
+            lambda: problem.launch(compile_size(problem, job), job, Inputs("meta"))(job.tile)
+        )
+        reports[-1].check()
+    except (AssertionError, RuntimeError):
+        return False
+    return True
+
+
+def compiled(problems: list[Problem], processes: int) -> dict[Problem, set[Job]]:
+    """Returns the candidates of each problem that can be launched. Their kernels are in Triton's cache afterwards."""
+    jobs = list(
+        dict.fromkeys(
+            (problem, job)
+            for problem in problems
+            for size in problem.sizes
+            for job in problem.jobs(size)
+        )
+    )
+    jobs.sort(
+        key=lambda pair: -pair[1].tile.block_m
+    )  # the slowest first: no process ends much later than the others
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    fits: dict[Problem, set[Job]] = {problem: set() for problem in problems}
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        running = {pool.submit(compiles, *pair): pair for pair in jobs}
+        for done in tqdm(as_completed(running), "Compiling", len(jobs), mininterval=1):
+            problem, job = running[done]
+            if done.result():
+                fits[problem].add(job)
+    print(f"{sum(map(len, fits.values()))} of {len(jobs)} candidates fit", flush=True)
+    return fits
+
+
+def timed(launch: Launch, tile: TunedTile, launches: int, replays: int) -> float:
+    """Returns us of one launch."""
+    from kernels.timing import time_graph_us
+
+    return time_graph_us(lambda: launch(tile), launches=launches, replays=replays)
+
+
+def fastest(launch: Launch, jobs: Iterable[Job]) -> tuple[Job, float]:
+    """Returns the fastest job with its us. All have the same inputs."""
+    times = {job: timed(launch, job.tile, 4, 2) for job in jobs}
+    best = sorted(times, key=lambda job: times[job])[:3]
+    groups = {
+        replace(job, tile=msgspec.structs.replace(job.tile, group_m=group))
+        for job in best[:1]
+        for group in GROUPS
+        if job.tile.block_m > 1
+    }
+    finely = {job: timed(launch, job.tile, 10, 5) for job in (*best, *groups)}
+    return min(finely.items(), key=lambda pair: pair[1])
+
+
+def solve(problem: Problem, size: int, fits: set[Job], inputs: Inputs) -> tuple[list[Job], float]:
+    """Returns the fastest tile of each product, and the sum of their us."""
+    possible = [job for job in problem.jobs(size) if job in fits]
+    found: list[tuple[list[Job], float]] = []
+    for rows in sorted({job.tile.block_m for job in possible}):
+        of_rows = [job for job in possible if job.tile.block_m == rows]
+        if isinstance(problem, Dense):
+            job, us = fastest(problem.launch(size, of_rows[0], inputs), of_rows)
+            found.append(([job], us))
+            continue
+        found += _pairs(problem, size, of_rows, inputs)
+    assert found, f"no candidate for {problem} with {size} rows"
+    return min(found, key=lambda pair: pair[1])
+
+
+def _pairs(
+    problem: Problem, size: int, jobs: list[Job], inputs: Inputs
+) -> Iterator[tuple[list[Job], float]]:
+    """Yields tiles of both products of experts. A quantized result of the first has a scale for each of its tiles, on
+    which the second depends."""
+    for group in sorted({job.group for job in jobs if job.stage == "down"}):
+        first = [job for job in jobs if job.stage == "gate_up"]
+        if isinstance(problem, Moe) and problem.dtype == E4M3:
+            first = [job for job in first if job.tile.block_n == group]
+        second = [job for job in jobs if job.stage == "down" and job.group == group]
+        if not first or not second:
+            continue
+        gate_up, us = fastest(problem.launch(size, first[0], inputs), first)
+        down, down_us = fastest(problem.launch(size, second[0], inputs), second)
+        yield [gate_up, down], us + down_us
+
+
+class Tables:
+    """The files of one problem, written after each number of rows."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], *, resume: bool) -> None:
+        self._files = [folder / f"{name}.json" for name in names]
+        self._tiles: list[dict[int, TunedTile]] = [{} for _ in names]
+        if resume:
+            self._tiles = [decode(f.read_bytes()) if f.is_file() else {} for f in self._files]
+
+    def has(self, size: int) -> bool:
+        return all(size in tiles for tiles in self._tiles)
+
+    def add(self, size: int, jobs: list[Job]) -> None:
+        for file, tiles, job in zip(self._files, self._tiles, jobs, strict=True):
+            tiles[size] = job.tile
+            partial = file.with_suffix(".partial")
+            partial.write_bytes(encode(tiles))
+            partial.replace(file)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("op", choices=("dense", "moe", "all"))
+    parser.add_argument("--shapes", choices=MODELS, nargs="+", default=list(MODELS))
+    parser.add_argument("--tp", type=int, nargs="+", default=[1])
+    parser.add_argument("--ep", type=int, nargs="+", default=[1])
+    parser.add_argument("--dtype", choices=("fp8", "bf16"), default="fp8", help="of the weights")
+    parser.add_argument("--tokens", type=int, nargs="+", help="numbers of rows")
+    parser.add_argument("--seconds", type=float, default=600, help="no measurement starts later")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--out", type=Path, default=TABLES, help="folder of the tables")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    end = time.monotonic() + args.seconds
+    chosen = problems(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = "none" if args.compile_only else device_name(torch.device("cuda", 0))
+    tables = {
+        problem: Tables(args.out, problem.names(device), resume=args.resume) for problem in chosen
+    }
+    missing = [
+        (problem, size)
+        for problem in chosen
+        for size in problem.sizes
+        if not tables[problem].has(size)
+    ]
+    fits = compiled(list(dict.fromkeys(problem for problem, _ in missing)), args.processes)
+    if args.compile_only:
+        return
+    measured: list[dict[str, Any]] = []
+    progress = tqdm(missing, "Measuring", mininterval=1)
+    before, inputs = None, Inputs("cuda")
+    for problem, size in progress:
+        if time.monotonic() > end:
+            print(f"no time for {len(missing) - progress.n} numbers of rows", flush=True)
+            break
+        if problem != before:
+            before, inputs = problem, Inputs("cuda")  # frees the weights of the problem before
+        jobs, us = solve(problem, size, fits[problem], inputs)
+        tables[problem].add(size, jobs)
+        name = problem.names(device)[0]
+        measured.append({"table": name, "rows": size, "us": round(us, 2)})
+        progress.write(f"{name} {size:5} rows {us:9.2f} us  {[job.tile for job in jobs]}")
+    record("tune", {"measured": measured}, args.out / "measured.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The problems that `tune.py` solves: products of one shape, with their inputs and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Protocol
+
+import torch
+from kernels.tune_shapes import DenseShape, ExpertsShape
+from kernels.tune_space import (
+    BF16,
+    BLOCKS,
+    FP8,
+    Stage,
+    candidates,
+    rows_of_dense,
+    rows_of_experts,
+)
+from torch import Tensor
+
+from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
+from mla_router.worker.kernels.moe.down_gemm import down_blocks
+from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
+from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
+from mla_router.worker.kernels.moe.tiling import Tile
+from mla_router.worker.kernels.quantize import quantize_rows_triton
+from mla_router.worker.kernels.quantized_linear import LARGE, Tiles, quantized_linear_triton
+from mla_router.worker.kernels.tuned import TunedTile, dense_name, kind_of, moe_name
+from mla_router.worker.kernels.weight import Quantized, Weight
+
+E4M3, BLOCK = torch.float8_e4m3fn, (128, 128)
+COLD_BYTES = 160 << 20  # of weights that take turns, so that none is in L2 when its turn comes
+DENSE_ROWS = (16, 32, 64, 128, 192)
+MOE_TOKENS = (1, 2, 8, 32, 64, 128, 256, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to compile: a tile of one product. `is_sorted`: its blocks are."""
+
+    stage: Stage
+    tile: TunedTile
+    group: int = 128  # columns of quantized inputs that share a scale
+    is_sorted: bool = True
+
+
+Launch = Callable[[TunedTile], object]
+
+
+class Problem(Protocol):
+    """Products of one shape for several numbers of rows, with the names of their files."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def names(self, device: str) -> tuple[str, ...]: ...
+
+    def jobs(self, size: int) -> Iterator[Job]:
+        """Yields the kernels for `size` rows."""
+        ...
+
+    def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
+        """Returns a function that launches the product with a tile of the kind of `job`."""
+        ...
+
+
+class Inputs:
+    """Tensors with random numbers on a GPU, or without memory on torch's meta device. Weights are kept from one call to the
+    next of the same sizes."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._weights: dict[tuple[int, ...], list[Weight]] = {}
+
+    def weights(self, *sizes: int, dtype: torch.dtype) -> list[Weight]:
+        """Returns several weights [..., N, K], which together do not fit into L2."""
+        if sizes not in self._weights:
+            num_bytes = torch.Size(sizes).numel() * dtype.itemsize
+            copies = 1 if self.device == "meta" else min(max(1, COLD_BYTES // num_bytes + 1), 32)
+            self._weights[sizes] = [self._weight(sizes, dtype) for _ in range(copies)]
+        return self._weights[sizes]
+
+    def rows(self, *sizes: int) -> Tensor:
+        if self.device == "meta":
+            return torch.empty(sizes, dtype=torch.bfloat16, device="meta")
+        return torch.randn(sizes, dtype=torch.bfloat16, device=self.device)
+
+    def quantized(self, rows: int, columns: int, group: int = BLOCK[1]) -> Quantized:
+        x = self.rows(rows, columns)
+        if self.device != "meta":
+            return quantize_rows_triton(x, E4M3, group)
+        scales = torch.empty(rows, -(-columns // group), device="meta")
+        return Quantized(torch.empty(x.shape, dtype=E4M3, device="meta"), scales, group, x.dtype)
+
+    def ids(self, tokens: int, shape: ExpertsShape) -> Tensor:
+        """Returns the experts of each token, [tokens, top_k] int32: -1 for those of other ranks."""
+        if self.device == "meta":
+            return torch.empty(tokens, shape.top_k, dtype=torch.int32, device="meta")
+        draw = torch.Generator(self.device).manual_seed(tokens)
+        chances = torch.rand(tokens, shape.total, generator=draw, device=self.device)
+        ids = chances.topk(shape.top_k).indices
+        return torch.where(ids < shape.experts, ids, -1).int()
+
+    def _weight(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Weight:
+        if dtype != E4M3:
+            return Weight(self.rows(*sizes), constant=True)
+        blocks = *sizes[:-2], -(-sizes[-2] // BLOCK[0]), -(-sizes[-1] // BLOCK[1])
+        scales = torch.full(blocks, 1e-3, device=self.device)
+        values = torch.empty(sizes, dtype=torch.uint8, device=self.device)
+        if self.device != "meta":
+            # Without the exponent's highest bit no code is NaN
+            values.random_(0, 256).bitwise_and_(0xBF)
+        return Weight(values.view(E4M3), scales, BLOCK, constant=True)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """x @ weight.T with FP8 weights and rows."""
+
+    shape: DenseShape
+    rows: tuple[int, ...] = DENSE_ROWS
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        is_large = self.shape.outputs * self.shape.inputs >= LARGE  # then the library's from 17 on
+        return tuple(rows for rows in self.rows if not is_large or rows <= 16)
+
+    def names(self, device: str) -> tuple[str, ...]:
+        kind = kind_of(E4M3, BLOCK)
+        return (dense_name(self.shape.outputs, self.shape.inputs, device, kind),)
+
+    def jobs(self, size: int) -> Iterator[Job]:
+        for rows in rows_of_dense(size):
+            for tile in candidates("dense", rows, self.shape.inputs, FP8):
+                yield Job("dense", tile)
+
+    def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
+        del job
+        shape = self.shape
+        turn = cycle(inputs.weights(shape.outputs, shape.inputs, dtype=E4M3))
+        x = inputs.quantized(size, shape.inputs)
+
+        def launch(tile: TunedTile) -> Tensor:
+            tiles = Tiles(
+                tile.block_m,
+                tile.block_n,
+                tile.block_k,
+                tile.num_warps,
+                tile.num_stages,
+                tile.group_m,
+            )
+            return quantized_linear_triton(x, next(turn), out_dtype=torch.bfloat16, tiles=tiles)
+
+        return launch
+
+
+@dataclass(frozen=True)
+class Moe:
+    """Both products of routed experts, with FP8 or plain weights."""
+
+    shape: ExpertsShape
+    dtype: torch.dtype
+    tokens: tuple[int, ...] = MOE_TOKENS
+
+    @property
+    def number_bytes(self) -> int:
+        return FP8 if self.dtype == E4M3 else BF16
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """One token with FP8 weights has a kernel of its own, without a table."""
+        return tuple(tokens for tokens in self.tokens if tokens > 1 or self.dtype != E4M3)
+
+    def names(self, device: str) -> tuple[str, ...]:
+        kind = kind_of(self.dtype, BLOCK)
+        of_shape = (self.shape.experts, self.shape.width, device, kind)
+        return moe_name(*of_shape, down=False), moe_name(*of_shape, down=True)
+
+    def jobs(self, size: int) -> Iterator[Job]:
+        shape = self.shape
+        for rows in rows_of_experts(size, shape.top_k, shape.total, self.number_bytes):
+            is_sorted = size > rows
+            for tile in candidates("gate_up", rows, shape.hidden, self.number_bytes):
+                yield Job("gate_up", tile, is_sorted=is_sorted)
+            for tile in candidates("down", rows, shape.width, self.number_bytes):
+                for group in (64, 128) if self.dtype == E4M3 else (128,):
+                    if group % tile.block_k == 0 or self.dtype != E4M3:
+                        yield Job("down", tile, group, is_sorted)
+
+    def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
+        shape = self.shape
+        ids = inputs.ids(size, shape)
+        blocks = None if job.tile.block_m == 1 else self._blocks(ids, job)
+        if job.stage == "gate_up":
+            (weight, *_) = inputs.weights(
+                shape.experts, 2 * shape.width, shape.hidden, dtype=self.dtype
+            )
+            if blocks is not None and self.dtype == E4M3:
+                quantized = inputs.quantized(size, shape.hidden)
+                return lambda tile: gate_up_quantized(quantized, weight, blocks, _tile(tile))
+            x = inputs.rows(size, shape.hidden)
+            if blocks is None:
+                return lambda tile: gate_up_pairs(x, weight.values, ids, _tile(tile))
+            return lambda tile: gate_up_blocks(x, weight.values, blocks, _tile(tile))
+        (weight, *_) = inputs.weights(shape.experts, shape.hidden, shape.width, dtype=self.dtype)
+        rows = ids.numel() if blocks is None else blocks.intermediate_rows
+        if blocks is not None and self.dtype == E4M3:
+            rounded = inputs.quantized(rows, shape.width, job.group)
+            return lambda tile: down_quantized(rounded, weight, blocks, _tile(tile))
+        gated = inputs.rows(rows, shape.width)
+        if blocks is None:
+            shares = torch.empty(ids.shape, device=ids.device).fill_(0.1)
+            return lambda tile: down_pairs(gated, weight.values, shares, ids, _tile(tile))
+        return lambda tile: down_blocks(Gated(gated), weight.values, blocks, _tile(tile))
+
+    def _blocks(self, ids: Tensor, job: Job) -> Blocks:
+        rows = job.tile.block_m
+        if ids.device.type == "meta" and job.is_sorted:
+            return empty_blocks(ids, self.shape.experts, rows)
+        return blocks_for(ids, self.shape.experts, rows)
+
+
+def compile_size(problem: Problem, job: Job) -> int:
+    """Returns a number of rows with which `job` is launched without a GPU: it decides whether blocks are sorted."""
+    if isinstance(problem, Dense):
+        return max(BLOCKS)
+    return 2 * max(BLOCKS) if job.is_sorted else min(max(job.tile.block_m, 1), 2)
+
+
+def _tile(tile: TunedTile) -> Tile:
+    return Tile(tile.block_n, tile.block_k, tile.group_m, tile.num_warps, tile.num_stages)

@@ -1,0 +1,107 @@
+"""tune.py: shapes, candidates, and runs that are interrupted and go on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+from kernels.tune_problems import Dense, Job, Moe, Problem
+from kernels.tune_shapes import MODELS, dense_shapes, divisions, experts_shape
+from kernels.tune_space import BF16, FP8, SHARED_BYTES, candidates, rows_of_dense, rows_of_experts
+
+from kernels import tune
+from mla_router.worker.kernels.tuned import TunedTile
+
+FP8_KIND = "dtype=fp8_w8a8,block_shape=[128,128]"
+
+
+def test_shapes_of_deepseek_v3() -> None:
+    """By hand, from its config."""
+    v3 = MODELS["deepseek-v3"]
+    whole = {(shape.outputs, shape.inputs) for shape in dense_shapes(v3, 1)}
+    assert whole == {
+        (2112, 7168),
+        (24576, 1536),
+        (32768, 512),
+        (7168, 16384),
+        (36864, 7168),
+        (7168, 18432),
+        (4096, 7168),
+        (7168, 2048),
+    }
+    divided = {(shape.outputs, shape.inputs) for shape in dense_shapes(v3, 8)}
+    assert {(2112, 7168), (3072, 1536), (7168, 2048), (512, 7168), (7168, 256)} < divided
+    assert divisions([1, 8], [1, 8]) == [(1, 1), (8, 1), (8, 8)]
+    names = []
+    for tp, ep in divisions([1, 8], [1, 8]):
+        shape = experts_shape(v3, tp, ep)
+        assert shape is not None and shape.total == 256
+        names.append(Moe(shape, torch.float8_e4m3fn).names("G")[0])
+    assert names == [
+        f"E={s},device_name=G,{FP8_KIND}" for s in ("256,N=2048", "256,N=256", "32,N=2048")
+    ]
+
+
+def test_blocks_of_scales_are_not_cut() -> None:
+    lite = MODELS["deepseek-v2-lite"]
+    assert experts_shape(lite, 8, 1) is None and experts_shape(lite, 8, 8) is not None
+    for tp in (1, 8):
+        assert all(tp == 1 or shape.inputs % 128 == 0 for shape in dense_shapes(lite, tp))
+
+
+@pytest.mark.parametrize("number_bytes", [FP8, BF16])
+def test_candidates(number_bytes: int) -> None:
+    """Each number of rows has several, without duplicates, and within shared memory."""
+    tried = {
+        n for tokens in range(1, 9000, 7) for n in rows_of_experts(tokens, 8, 64, number_bytes)
+    }
+    assert tried == {16, 32, 64, 128} | ({1} if number_bytes == BF16 else set())
+    for rows in tried:
+        for stage, inputs in (("gate_up", 7168), ("down", 2048)):
+            tiles = list(candidates(stage, rows, inputs, number_bytes))  # type: ignore[arg-type]
+            assert len(tiles) >= 4 and len(set(tiles)) == len(tiles)
+            for tile in tiles:
+                columns = tile.block_n * (2 if stage == "gate_up" else 1)
+                held = tile.num_stages * (rows + columns) * tile.block_k * number_bytes
+                assert rows == 1 or held <= SHARED_BYTES
+    found = [rows_of_dense(rows) for rows in (2, 16, 17, 64, 4096)]
+    assert found == [(16, 32), (16, 32), (16, 32, 64), (32, 64, 128), (64, 128)]
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of the numbers of rows before the interrupt stay, and --resume measures the rest alone."""
+    solved: list[tuple[str, int]] = []
+    stop_at = 4
+
+    def solve(problem: Problem, size: int, *_: Any) -> tuple[list[Job], float]:
+        if len(solved) == stop_at:
+            raise KeyboardInterrupt
+        solved.append((problem.names("G")[0], size))
+        tile = TunedTile(16, 64, 128, 8, 4, size % 7)
+        jobs = [Job("gate_up", tile), Job("down", tile)]
+        return (jobs[:1] if isinstance(problem, Dense) else jobs), 1.0
+
+    monkeypatch.setattr(tune, "solve", solve)
+    monkeypatch.setattr(tune, "compiled", lambda problems, _: {p: set() for p in problems})
+    monkeypatch.setattr(tune, "device_name", lambda _: "G")
+    words = ["tune.py", "all", "--shapes", "deepseek-v2-lite", "--out", str(tmp_path)]
+    words += ["--tokens", "8", "16"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(KeyboardInterrupt):
+        tune.main()
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    before, stop_at = list(solved), -1
+    monkeypatch.setattr(sys, "argv", [*words, "--resume"])
+    tune.main()
+    assert len(set(solved)) == len(solved) == 2 * 8 and solved[:4] == before
+    names = {file.stem for file in tmp_path.glob("*.json")}
+    assert len(names) == 7 + 2 and f"E=64,N=1408,device_name=G,{FP8_KIND}_down" in names
+    for file in tmp_path.glob("*.json"):
+        assert list(json.loads(file.read_text())) == ["8", "16"]
+    assert not list(tmp_path.glob("*.partial"))
