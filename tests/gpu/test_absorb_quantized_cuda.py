@@ -28,7 +28,7 @@ ROUNDED = 3e-3  # by results in bfloat16
 def drawn(heads: int, dtype: torch.dtype, block: tuple[int, int]) -> list[Weight]:
     weight = drawn_weight(heads * 256, 512, dtype=dtype, block=block, device="cuda")
     assert takes_heads(weight, torch.bfloat16, rows=(128, 128))
-    return weight.split_heads(heads, (128, 128))
+    return weight.split_heads((128, 128))
 
 
 @pytest.mark.parametrize("heads", [16, 128])

@@ -56,7 +56,7 @@ def test_heads_of_joined_up_projections() -> None:
     """A head has 5 + 3 rows."""
     weight, exact = quantized(24, 16)
     by_head = exact.view(3, 8, 16)
-    w_uk, w_uv = weight.dense(torch.float32).split_heads(3, (5, 3))
+    w_uk, w_uv = weight.dense(torch.float32).split_heads((5, 3))
     assert not w_uk.constant, "a kernel writes it"
     q, latent, out = drawn(2, 3, 5), drawn(2, 3, 16), torch.empty(2, 3, 3)
     expand_values(latent, w_uv, out)
@@ -70,7 +70,7 @@ def test_heads_of_joined_up_projections() -> None:
 
 def test_heads_of_a_plain_weight_are_views() -> None:
     weight = Weight(drawn(24, 16), constant=True)
-    w_uk, w_uv = weight.split_heads(3, (5, 3))
+    w_uk, w_uv = weight.split_heads((5, 3))
     assert w_uk.constant and w_uv.constant
     assert w_uk.values.data_ptr() == weight.values.data_ptr()
     assert torch.equal(w_uv.values, weight.values.view(3, 8, 16)[:, 5:])

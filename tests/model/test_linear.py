@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.read import read_config
-from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
+from mla_router.worker.model.linear import (
+    Linear,
+    LinearShape,
+    Place,
+    WeightFormat,
+    empty_parameter,
+)
 from mla_router.worker.model.loader import after_load, allocate, load_model
 from mla_router.worker.model.registry import build_model
 from mla_router.worker.model.weights import load_weights
@@ -35,8 +42,8 @@ class Int8(WeightFormat):
         block = 1, layer.shape.inputs
         return Weight(layer.weight, scales, block, constant=True, weight_only=True)
 
-    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
-        del layer, generator
+    def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
+        del places, generator
         raise AssertionError("not of this test")
 
     def quantize(self, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from mla_router.worker.model.shard import ActivationScale, Mistake, Numbers, Scales
+from mla_router.worker.model.shard import ActivationScale, Extent, Mistake, Numbers, Scales
 
 FP8 = torch.float8_e4m3fn
 
@@ -111,3 +115,42 @@ def test_scales_of_activations(scale: Tensor, fits: bool) -> None:
     shard = ActivationScale()
     assert not shard.is_needed
     assert shard.fill(scale) == (None if fits else Mistake("misshaped", "not [1, 1]"))
+
+
+ROWS, COLUMNS = Extent(2, 3, 6), Extent(1, 2, 4)
+
+
+def test_a_piece_is_cut_from_the_whole_tensor() -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    memory = torch.zeros(3, 2)
+    assert Numbers(memory, (ROWS, COLUMNS)).fill(whole) is None
+    assert memory.tolist() == [[9, 10], [13, 14], [17, 18]]
+    assert Numbers(memory, (ROWS, COLUMNS)).fill(memory) == Mistake("misshaped", "not [6, 4]")
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_scales_of_some_rows(shape: tuple[int, ...]) -> None:
+    memory = torch.zeros(3, 1)
+    shard = Scales(memory, (ROWS, Extent.whole(1)))
+    assert shard.fill(torch.arange(1.0, 7.0).view(shape)) is None
+    assert memory.tolist() == [[3], [4], [5]]
+    assert shard.fill(torch.ones(3, 1)) == Mistake("misshaped", "not [6, 1]")
+
+
+def test_only_the_pages_of_a_piece_are_read(tmp_path: Path) -> None:
+    size = 1 << 25
+    save_file({"weight": torch.ones(64, size // 256)}, tmp_path / "file.safetensors")
+
+    def mapped() -> int:
+        status = Path("/proc/self/status").read_text()
+        found = re.search(r"^RssFile:\s+(\d+) kB$", status, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    with safe_open(tmp_path / "file.safetensors", framework="pt") as tensors:
+        before = mapped()
+        extents = Extent(16, 16, 64), Extent.whole(size // 256)
+        memory = torch.zeros(16, size // 256)
+        assert Numbers(memory, extents).fill(tensors.get_tensor("weight")) is None
+        assert size // 4 <= mapped() - before < size // 3
+    assert memory.all()

@@ -8,6 +8,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.spec import bytes_per_token
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
@@ -27,9 +28,11 @@ def plan_capacity(
     device: torch.device,
     *,
     working_bytes: int = 0,
+    group: Group | None = None,
 ) -> Capacity:
     """Sizes the KV cache and the batch. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of
-    the memory, and leave at least `working_bytes` for the steps. Raises ConfigError if not even one page fits."""
+    the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size of the rank with the
+    least room. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
     token_bytes = bytes_per_token(model.kv_cache_specs(kv_cache_dtype))
     tokens = config.max_total_tokens or _CPU_TOKENS
@@ -38,6 +41,8 @@ def plan_capacity(
         outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
         fitting = max(0, int(free - outside)) // token_bytes
         tokens = min(config.max_total_tokens or fitting, fitting)
+    if group is not None:
+        tokens = int(group.all_gather(torch.tensor([tokens], device=device), 0).min())
     num_pages = tokens // config.page_size
     if num_pages < 1:
         raise ConfigError(

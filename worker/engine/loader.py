@@ -25,6 +25,8 @@ from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.parallel.divide import config_of_rank
+from mla_router.worker.model.parallel.ranks import Ranks
 from mla_router.worker.model.quantization.choose import choose_quantization
 from mla_router.worker.model.quantization.spec import FP8
 
@@ -33,9 +35,11 @@ logger = logging.getLogger(__name__)
 _GIB = 1 << 30
 
 
-def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
+def load_engine(
+    config: WorkerConfig, group: Group | None = None, *, expert_parts: int = 1
+) -> Engine:
     """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `group`: the ranks among which
-    the model is divided, by default one. Raises ConfigError, ModelError."""
+    the model is divided, by default one. `expert_parts`: --ep-size. Raises ConfigError, ModelError."""
     group = group or Group.alone()
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
@@ -44,7 +48,8 @@ def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
         # Triton and FlashInfer launch on the current device, not on that of the tensors.
         torch.cuda.set_device(device)
         prefer_shared_memory()
-    model_config = choose_config(config)
+    whole = choose_config(config)
+    model_config = config_of_rank(whole, Ranks(group.rank, group.size))
     # Settings are checked before the slow loading of the weights
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
@@ -64,10 +69,12 @@ def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
         device=device,
         dtype=dtype,
         dummy=config.load_format == "dummy",
-        config=model_config,
+        config=whole,
+        group=group,
+        expert_parts=expert_parts,
     )
     if device.type == "cpu":
-        capacity = plan_capacity(config, model.config, kv_cache_dtype, device)
+        capacity = plan_capacity(config, model.config, kv_cache_dtype, device, group=group)
         return Engine(
             model,
             capacity,
@@ -88,6 +95,7 @@ def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
+        group=group,
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
@@ -98,7 +106,12 @@ def load_engine(config: WorkerConfig, group: Group | None = None) -> Engine:
         working.graphs / _GIB,
     )
     capacity = plan_capacity(
-        config, model.config, kv_cache_dtype, device, working_bytes=working.total
+        config,
+        model.config,
+        kv_cache_dtype,
+        device,
+        working_bytes=working.total,
+        group=group,
     )
     engine = Engine(
         model,
@@ -140,10 +153,8 @@ def _check_rounding(config: WorkerConfig, model: DeepseekConfig) -> None:
     if config.disable_mla:
         raise ConfigError(f"{flag}: with --disable-mla there are no such products")
     found = model.quantization
-    if found is None or found.dtype != FP8 or found.online or found.weight_only:
-        raise ConfigError(
-            f"{flag}: the checkpoint has no FP8 kv_b_proj for FP8 activations; leave the flag out"
-        )
+    if found is None or found.online or found.dtype != FP8:
+        raise ConfigError(f"{flag}: kv_b_proj is not FP8 in this checkpoint; leave the flag out")
 
 
 def choose_graph_sizes(

@@ -13,6 +13,7 @@ from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.model.causal_lm import CausalLM
 
 # All features of sampling that take memory.
@@ -67,6 +68,7 @@ def measure_working_memory(
     dtype: torch.dtype,
     attention: ModelAttention,
     kv_cache_dtype: torch.dtype | None = None,
+    group: Group | None = None,
 ) -> WorkingMemory:
     """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
@@ -81,6 +83,7 @@ def measure_working_memory(
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
+            group=group,
         )
 
     warmup_compile(new_engine(), plans, graph_sizes)

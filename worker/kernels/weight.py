@@ -49,14 +49,14 @@ class Weight(NamedTuple):
         """Whether no block of scales lies across two of the parts of `split_heads`."""
         return self.is_plain or all(count % self.block[0] == 0 for count in rows)
 
-    def split_heads(self, num_heads: int, rows: Sequence[int]) -> list[Weight]:
-        """Returns views [num_heads, n, K] for each n in `rows`, the rows of each head."""
+    def split_heads(self, rows: Sequence[int]) -> list[Weight]:
+        """Returns views [H, n, K] for each n in `rows`, the rows of each head."""
         assert self.splits(rows), f"a block of {self.block[0]} rows lies across parts of {rows}"
-        values = torch.split(self.values.view(num_heads, sum(rows), -1), list(rows), dim=1)
+        values = torch.split(torch.unflatten(self.values, 0, (-1, sum(rows))), list(rows), dim=1)
         if self.scales is None:
             return [self._replace(values=part) for part in values]
         heights = [count // self.block[0] for count in rows]
-        scales = torch.split(self.scales.view(num_heads, sum(heights), -1), heights, dim=1)
+        scales = torch.split(torch.unflatten(self.scales, 0, (-1, sum(heights))), heights, dim=1)
         return [
             self._replace(values=part, scales=of_part)
             for part, of_part in zip(values, scales, strict=True)

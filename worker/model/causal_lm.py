@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.decoder import Decoder
 from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.shard import Extent, cut
 
 
 class CausalLM(nn.Module):
@@ -20,6 +22,9 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.model = model
+        # Of the ranks that have parts of the model, and the rows of the head on this rank
+        self.group = Group.alone()
+        self.vocabulary = Extent.whole(config.vocab_size)
         self.lm_head = (
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )
@@ -39,9 +44,14 @@ class CausalLM(nn.Module):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Returns logits [R, vocab_size] float32. They are not part of `forward`, so that logits of many rows need not
         exist at once."""
-        return linear(hidden_states, self.head, out_dtype=torch.float32)
+        return self.group.all_gather(
+            linear(hidden_states, self.head, out_dtype=torch.float32), dim=1
+        )
 
     @property
     def head(self) -> Weight:
-        """The head [vocab_size, hidden_size]: a weight of its own, or the embedding."""
-        return self.model.embed_tokens.operand if self.lm_head is None else self.lm_head.operand
+        """The rows of the head [vocab_size, hidden_size] on this rank: a weight of its own, or the embedding."""
+        if self.lm_head is not None:
+            return self.lm_head.operand
+        embedding = self.model.embed_tokens.operand
+        return embedding._replace(values=cut(embedding.values, (self.vocabulary,)))

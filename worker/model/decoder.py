@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
@@ -98,6 +99,8 @@ class DecoderLayer(nn.Module):
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
+        # Of the ranks that have parts of this layer; each half sums their results
+        self.group = Group.alone()
 
     def forward(
         self,
@@ -121,15 +124,17 @@ class DecoderLayer(nn.Module):
         qkv, residual = self.input_layernorm.add_and_project(
             self.self_attn.qkv_proj, hidden_states, residual
         )
-        return self.self_attn(qkv, rotations, batch, cache), residual
+        attended = self.self_attn(qkv, rotations, batch, cache)
+        return self.group.all_reduce(attended), residual
 
     def feed_forward(
         self, hidden_states: Tensor, residual: Tensor, out_cache_loc: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The rows may be some of a step's: no row reads another one here."""
-        return self.mlp.after_norm(
+        out, residual = self.mlp.after_norm(
             self.post_attention_layernorm, hidden_states, residual, out_cache_loc
         )
+        return self.group.all_reduce(out), residual
 
     def finish(
         self,

@@ -71,7 +71,6 @@ class LatentAttention(AttentionLayer):
     def __init__(self, config: DeepseekConfig, index: int) -> None:
         super().__init__()
         self.attention_index = config.attention_index(index)
-        self.num_heads = config.num_heads
         self.qk_nope_head_dim = config.qk_nope_head_dim
         self.qk_rope_head_dim = config.qk_rope_head_dim
         self.v_head_dim = config.v_head_dim
@@ -106,7 +105,7 @@ class LatentAttention(AttentionLayer):
 
     def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         q, kv = self.queries_and_latents(qkv)
-        out = q.new_empty(len(q), self.num_heads, self.v_head_dim)
+        out = q.new_empty(*q.shape[:2], self.v_head_dim)
         if batch.is_decode:
             self.write_and_decode(q, kv, rotations, batch, cache, out)
         else:
@@ -120,7 +119,7 @@ class LatentAttention(AttentionLayer):
         q, kv = torch.split(qkv, list(self.qkv_proj.shape.parts), dim=-1)
         if self.q_lora_rank is not None:
             q, _ = self.q_a_layernorm.add_and_project(self.q_b_proj, q, None)
-        return q.view(len(qkv), self.num_heads, -1), kv
+        return torch.unflatten(q, 1, (-1, self.qk_nope_head_dim + self.qk_rope_head_dim)), kv
 
     def write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
@@ -165,7 +164,7 @@ class LatentAttention(AttentionLayer):
     def keys_and_values(self, latent: Tensor) -> Tensor:
         """Returns keys and values [S, H, nope + v] of latents [S, kv_lora_rank]."""
         expanded: Tensor = self.kv_b_proj(latent)
-        return expanded.view(len(latent), self.num_heads, -1)
+        return torch.unflatten(expanded, 1, (-1, self.qk_nope_head_dim + self.v_head_dim))
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed multi-query attention over the latents themselves."""
@@ -200,7 +199,7 @@ class LatentAttention(AttentionLayer):
     def up_projections(self) -> tuple[Weight, Weight]:
         """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
         rows = self.qk_nope_head_dim, self.v_head_dim
-        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows)
+        w_uk, w_uv = self.kv_b_proj.operand.split_heads(rows)
         return w_uk, w_uv
 
     # ---- Fast path ----
@@ -246,7 +245,7 @@ class NonAbsorbedAttention(LatentAttention):
         rope_gqa_write(
             q,
             k,
-            k_pe[:, None].expand(-1, self.num_heads, -1),
+            k_pe[:, None].expand(-1, k.shape[1], -1),
             v,
             rotations,
             cache,

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.weight import Weight
-from mla_router.worker.model.shard import Numbers, Shard
+from mla_router.worker.model.shard import Extent, Extents, Numbers, Shard, cut, full_shape
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -26,12 +27,25 @@ def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Paramet
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A matrix of `inputs` columns, or several joined ones: `parts` are the rows of each. With `experts` it is a
-    stack of that many."""
+    """A matrix, or several joined ones with the same columns, or a stack of these for `stack` experts. A rank may hold a
+    piece of each axis."""
 
-    inputs: int
-    parts: tuple[int, ...]
-    experts: int | None = None
+    columns: Extent
+    rows: tuple[Extent, ...]  # of each joined matrix
+    stack: Extent | None = None
+
+    @property
+    def inputs(self) -> int:
+        return self.columns.length
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The rows of each joined matrix."""
+        return tuple(extent.length for extent in self.rows)
+
+    @property
+    def experts(self) -> int | None:
+        return None if self.stack is None else self.stack.length
 
     @property
     def outputs(self) -> int:
@@ -42,21 +56,38 @@ class LinearShape:
         return sizes if self.experts is None else (self.experts, *sizes)
 
 
+class Place(NamedTuple):
+    """Memory for a tensor of a checkpoint, or for the piece of it at `extents`."""
+
+    memory: Tensor
+    extents: Extents
+
+    @property
+    def inputs(self) -> int:
+        """Columns of the whole tensor."""
+        return full_shape(*self)[-1]
+
+
 class WeightFormat(ABC):
     @abstractmethod
     def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
         """Returns the parameters of a layer by their names in checkpoints. Their rows are outputs, or blocks of
         outputs, of one part after the other."""
 
-    def rows(self, name: str, outputs: int) -> int:
-        """Returns the number of rows of the parameter `name` that belong to a part of `outputs` outputs."""
-        del name
-        return outputs
+    @property
+    def granularity(self) -> int:
+        """Numbers of an axis that ranks do not divide, as they share scales. 1: none do."""
+        return 1
 
-    def shards(self, memory: Mapping[str, Tensor]) -> dict[str, Shard]:
-        """Returns the shards of one part of a layer by the names of their tensors in checkpoints. `memory` are the
-        rows of this part of each parameter, and of the bias if the part has one."""
-        return {name: Numbers(rows) for name, rows in memory.items()}
+    def extents(self, name: str, rows: Extent, columns: Extent) -> Extents:
+        """Returns the extents of the parameter `name` for a part of a layer with these outputs and inputs."""
+        del name
+        return rows, columns
+
+    def shards(self, places: Mapping[str, Place]) -> dict[str, Shard]:
+        """Returns the shards of one part of a layer by the names of their tensors in checkpoints. `places`: of this
+        part of each parameter, and of the bias if the part has one."""
+        return {name: Numbers(*place) for name, place in places.items()}
 
     def after_load(self, layer: Linear) -> None:
         """Rearranges loaded parameters, for kernels that read another layout. By default nothing changes."""
@@ -67,8 +98,9 @@ class WeightFormat(ABC):
         """Returns the weight of `layer` for the products of `worker/kernels`, after `after_load`."""
 
     @abstractmethod
-    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
-        """Draws a weight from N(0, 1 / inputs)."""
+    def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
+        """Draws the weight of one part of a layer from N(0, 1 / inputs). `places`: as of `shards`. A piece is cut from
+        the whole weight, so that the numbers do not depend on the ranks."""
 
 
 class PlainFormat(WeightFormat):
@@ -80,8 +112,12 @@ class PlainFormat(WeightFormat):
     def weight(self, layer: Linear) -> Weight:
         return Weight(layer.weight, constant=True)
 
-    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
-        layer.weight.normal_(std=layer.shape.inputs**-0.5, generator=generator)
+    def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
+        memory, extents = weight = places["weight"]
+        whole = memory.new_empty(full_shape(memory, extents)) if extents else memory
+        whole.normal_(std=weight.inputs**-0.5, generator=generator)
+        if extents:
+            memory.copy_(cut(whole, extents))
 
 
 PLAIN = PlainFormat()
@@ -111,11 +147,23 @@ class Linear(nn.Module):
         super().__init__()
         self.names = () if isinstance(outputs, int) else tuple(outputs)
         parts = (outputs,) if isinstance(outputs, int) else tuple(outputs.values())
-        self.shape = LinearShape(inputs, parts, experts)
         self.biased = bias
         self.keeps_quantized = keeps_quantized
-        self.set_format(PLAIN)
-        self.bias = empty_parameter(*self.shape.stacked(self.shape.outputs)) if bias else None
+        self.format: WeightFormat = PLAIN
+        self.divide(
+            LinearShape(
+                Extent.whole(inputs),
+                tuple(map(Extent.whole, parts)),
+                None if experts is None else Extent.whole(experts),
+            )
+        )
+
+    def divide(self, shape: LinearShape, *, adds_bias: bool = True) -> None:
+        """Declares the parameters of the piece `shape` of the layer. Of ranks whose results are added one `adds_bias`;
+        the bias of the others is zero."""
+        self.shape, self.adds_bias = shape, adds_bias
+        self.set_format(self.format)
+        self.bias = empty_parameter(*shape.stacked(shape.outputs)) if self.biased else None
 
     def set_format(self, weight_format: WeightFormat) -> None:
         """Declares the parameters of `weight_format` and removes the parameters of the format before."""
@@ -146,6 +194,7 @@ class Linear(nn.Module):
         """Whether the projection `name` has one in the checkpoint."""
         return self.biased if isinstance(self.biased, bool) else name in self.biased
 
-    def rows(self, name: str, outputs: int) -> int:
-        """Returns the number of rows of the parameter `name` that belong to a part of `outputs` outputs."""
-        return outputs if name == "bias" else self.format.rows(name, outputs)
+    def extents(self, name: str, part: int) -> Extents:
+        """Returns the extents of the parameter `name` for a part of the layer."""
+        rows, columns = self.shape.rows[part], self.shape.columns
+        return (rows,) if name == "bias" else self.format.extents(name, rows, columns)

@@ -41,8 +41,6 @@ class GroupedQueryAttention(AttentionLayer):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         self.attention_index = config.attention_index(index)
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.interleaved = config.rope.interleaved
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -55,10 +53,9 @@ class GroupedQueryAttention(AttentionLayer):
 
     def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         # Queries [T, H, head_dim], keys and values [T, G, head_dim]
-        q, k, v = torch.split(
-            qkv.view(len(qkv), -1, self.head_dim),
-            [self.num_heads, self.num_kv_heads, self.num_kv_heads],
-            dim=1,
+        q, k, v = (
+            torch.unflatten(part, 1, (-1, self.head_dim))
+            for part in torch.split(qkv, list(self.qkv_proj.shape.parts), dim=1)
         )
         # All of a key is rotated: no part of it is left as it is
         rope_gqa_write(

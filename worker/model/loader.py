@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -19,6 +20,7 @@ from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
+from mla_router.worker.model.parallel.divide import divide
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.quantization.kv_scales import read_kv_scales
 from mla_router.worker.model.registry import build_model
@@ -34,16 +36,18 @@ def load_model(
     dtype: torch.dtype,
     dummy: bool = False,
     config: ModelConfig | None = None,
+    group: Group | None = None,
+    expert_parts: int = 1,
 ) -> CausalLM:
     """Returns the model in `folder` on `device`, built by `config` or else by the folder's config.json. Raises
     ModelError.
 
-    Quantized weights keep the format of the checkpoint, all others are converted to `dtype`. Weights
+    With a `group` it is this rank's part (`parallel/divide.py`), and no other parts of the weights are read. Quantized weights keep the format of the checkpoint, all others are converted to `dtype`. Weights
     never change again and take no part in autograd. With `dummy` they are random, and no file but config.json is
     read.
     """
     built_by = config or read_config(folder)
-    return _load(
+    model: CausalLM = _load(
         lambda: build_model(built_by),
         built_by,
         folder,
@@ -51,13 +55,16 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         dummy=dummy,
+        divided=partial(divide, group=group or Group.alone(), expert_parts=expert_parts),
     )
+    return model
 
 
 def load_mtp(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
     """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded: on its device, in its
     dtype, and with its table of rotations. Raises ModelError, also if the checkpoint has no such layers."""
     config = model.config
+    assert model.group.size == 1, "these layers are not divided among ranks"
     if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
     head = model.head.values
@@ -81,13 +88,16 @@ def _load(
     device: torch.device,
     dtype: torch.dtype,
     dummy: bool,
+    divided: Callable[[Built], None] | None = None,
 ) -> Built:
     """Returns the result of `build` with its weights. `unused` names tensors of the checkpoint that it does not
-    need."""
+    need. `divided` leaves to it the part of a rank."""
     with torch.device(device), default_dtype(dtype):
         built = build()
         if config.quantization is not None:
             quantize(built, config.quantization)
+        if divided is not None:
+            divided(built)
         allocate(built)
     if dummy:
         fill_dummy(built)

@@ -1,4 +1,8 @@
-"""Shards: the memory of a model for single tensors of a checkpoint, and the checks of a tensor that is copied there."""
+"""Shards: the memory of a model for single tensors of a checkpoint, or for the piece of one that a rank holds, and the
+checks of a tensor that is copied there.
+
+Tensors are mapped into memory: of those that are cut, the pages of the piece are read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,49 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Extent(NamedTuple):
+    """`length` consecutive indices, from `start` on, of an axis of `full` indices."""
+
+    start: int
+    length: int
+    full: int
+
+    @staticmethod
+    def whole(full: int) -> Extent:
+        return Extent(0, full, full)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def is_whole(self) -> bool:
+        return self.length == self.full
+
+    def blocks(self, size: int | None) -> Extent:
+        """Returns the blocks of `size` indices, of which the last one may be cut off. None: one block has all."""
+        if size is None:
+            return Extent.whole(1)
+        first, last = self.start // size, -(-self.end // size)
+        return Extent(first, last - first, -(-self.full // size))
+
+
+# Of each axis of a tensor; empty: the whole tensor
+Extents = tuple[Extent, ...]
+
+
+def full_shape(piece: Tensor, extents: Extents) -> tuple[int, ...]:
+    """Returns the shape of the tensor of which `piece` is the part at `extents`."""
+    return tuple(extent.full for extent in extents) or tuple(piece.shape)
+
+
+def cut(tensor: Tensor, extents: Extents) -> Tensor:
+    """Returns a view of the part of `tensor` at `extents`."""
+    for dim, extent in enumerate(extents):
+        tensor = tensor.narrow(dim, extent.start, extent.length)
+    return tensor
 
 
 class Mistake(NamedTuple):
@@ -26,17 +73,17 @@ class Shard(ABC):
 class Numbers(Shard):
     """Values as they are in the checkpoint. Floating-point types wider than a byte are converted."""
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: Tensor, extents: Extents = ()) -> None:
+        self.memory, self.extents = memory, extents
 
     def fill(self, tensor: Tensor) -> Mistake | None:
-        memory = self.memory
-        if tensor.shape != memory.shape:
-            return Mistake("misshaped", f"not {list(memory.shape)}")
+        memory, full = self.memory, full_shape(self.memory, self.extents)
+        if tensor.shape != full:
+            return Mistake("misshaped", f"not {list(full)}")
         # Values of one byte mean nothing without their scales
         if tensor.dtype != memory.dtype and not (is_wide(tensor) and is_wide(memory)):
             return Mistake("mistyped", f"{dtype_name(tensor)}, not {dtype_name(memory)}")
-        memory.copy_(tensor)
+        memory.copy_(cut(tensor, self.extents))
         return None
 
 
@@ -46,13 +93,14 @@ class Scales(Shard):
     Checkpoints may leave out axes of size 1: [S] for S rows with one scale each, and [1] or [] for a whole tensor.
     """
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: Tensor, extents: Extents = ()) -> None:
+        self.memory, self.extents = memory, extents
 
     def fill(self, tensor: Tensor) -> Mistake | None:
-        mistake = scale_mistake(tensor, (self.memory.shape[0], self.memory.shape[1]))
+        rows, columns = full_shape(self.memory, self.extents)
+        mistake = scale_mistake(tensor, (rows, columns))
         if mistake is None:
-            self.memory.copy_(tensor.view(self.memory.shape))
+            self.memory.copy_(cut(tensor.view(rows, columns), self.extents))
         return mistake
 
 
@@ -63,6 +111,17 @@ class ActivationScale(Shard):
 
     def fill(self, tensor: Tensor) -> Mistake | None:
         return scale_mistake(tensor, (1, 1))
+
+
+class OfAnotherRank(Shard):
+    """A tensor that another rank keeps, and checks."""
+
+    def __init__(self, *, is_needed: bool = True) -> None:
+        self.is_needed = is_needed
+
+    def fill(self, tensor: Tensor) -> Mistake | None:
+        del tensor
+        return None
 
 
 def scale_mistake(tensor: Tensor, shape: tuple[int, int]) -> Mistake | None:

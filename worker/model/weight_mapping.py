@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mla_router.worker.model.decoder import AttentionLayer
-from mla_router.worker.model.linear import Linear
-from mla_router.worker.model.shard import Numbers, Scales, Shard
+from mla_router.worker.model.linear import Linear, Place
+from mla_router.worker.model.shard import Extent, Numbers, OfAnotherRank, Scales, Shard
 
 
 def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
@@ -25,26 +26,48 @@ def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
                 yield f"{name}.{kind}", shard(parameter)
 
 
-def checkpoint_layers(name: str, linear: Linear) -> list[str]:
+def checkpoint_layers(name: str, linear: Linear, stack: Extent | None = None) -> list[str]:
     """Returns the names in the checkpoint of the layers that are joined in `linear`, which the model calls `name`:
-    the parts of one expert after the parts of the one before."""
+    the parts of one expert after the parts of the one before. `stack`: experts, by default those of the rank."""
     owner, _, own = name.rpartition(".")
-    experts = linear.shape.experts
-    owners = [owner] if experts is None else [f"{owner}.{i}" for i in range(experts)]
+    stack = stack or linear.shape.stack
+    owners = [owner] if stack is None else [f"{owner}.{i}" for i in range(stack.start, stack.end)]
     return [
         f"{owner}.{part}" if owner else part for owner in owners for part in linear.names or [own]
     ]
 
 
-def _shards(name: str, linear: Linear) -> Iterator[tuple[str, Shard]]:
-    memory = {layer: dict[str, Tensor]() for layer in checkpoint_layers(name, linear)}
+def places(name: str, linear: Linear) -> dict[str, dict[str, Place]]:
+    """Returns the places in `linear` of the tensors of each of its `checkpoint_layers`, by the names of parameters."""
+    layers = checkpoint_layers(name, linear)
+    found = {layer: dict[str, Place]() for layer in layers}
     for kind, parameter in linear.named_parameters(recurse=False):
-        rows = [linear.rows(kind, outputs) for outputs in linear.shape.parts]
+        parts = [linear.extents(kind, part) for part in range(len(linear.shape.rows))]
+        rows = [extents[0].length for extents in parts]
         stacked = [parameter] if linear.shape.experts is None else list(parameter)
         views = [view for expert in stacked for view in torch.split(expert, rows)]
-        for layer, view in zip(memory, views, strict=True):
+        for layer, view, extents in zip(layers, views, parts * len(stacked), strict=True):
             if kind != "bias" or linear.has_bias(layer.rpartition(".")[2]):
-                memory[layer][kind] = view
-    for layer, views_of_layer in memory.items():
-        for kind, shard in linear.format.shards(views_of_layer).items():
-            yield f"{layer}.{kind}", shard
+                is_whole = all(extent.is_whole for extent in extents)
+                found[layer][kind] = Place(view, () if is_whole else extents)
+    return found
+
+
+def _shards(name: str, linear: Linear) -> Iterator[tuple[str, Shard]]:
+    of_rank = {
+        layer: linear.format.shards(of_layer) for layer, of_layer in places(name, linear).items()
+    }
+    for layer, shards in of_rank.items():
+        for kind, shard in shards.items():
+            is_elsewhere = kind == "bias" and not linear.adds_bias
+            yield f"{layer}.{kind}", OfAnotherRank() if is_elsewhere else shard
+    stack = linear.shape.stack
+    if stack is None or stack.is_whole:
+        return
+    # The experts of other ranks have the tensors of this rank's first one
+    first = list(of_rank.values())[: len(linear.shape.rows)]
+    layers = checkpoint_layers(name, linear, Extent.whole(stack.full))
+    for layer, shards in zip(layers, cycle(first), strict=False):
+        if layer not in of_rank:
+            for kind, shard in shards.items():
+                yield f"{layer}.{kind}", OfAnotherRank(is_needed=shard.is_needed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,11 +16,7 @@ from mla_router.worker.kernels.attention.absorb import (
     expand_values_torch,
     expand_values_triton,
 )
-from mla_router.worker.kernels.attention.absorb_quantized import (
-    StaticFP8,
-    has_kernel,
-    takes_heads,
-)
+from mla_router.worker.kernels.attention.absorb_quantized import StaticFP8, has_kernel
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.device import H200, Limits
 from mla_router.worker.kernels.weight import Weight
@@ -40,7 +35,7 @@ BLOCKS_OF_MODELS = [(128, 128), (1, 512)]
 def drawn(block: tuple[int, int], dtype: torch.dtype = E4M3, *, constant: bool) -> list[Weight]:
     """Returns W_UK and W_UV: views of one matrix."""
     weight = drawn_weight(HEADS * (NOPE + VALUE), LATENT, dtype=dtype, block=block, device=DEVICE)
-    return weight._replace(constant=constant).split_heads(HEADS, (NOPE, VALUE))
+    return weight._replace(constant=constant).split_heads((NOPE, VALUE))
 
 
 def rows(tokens: int, columns: int) -> Tensor:
@@ -99,7 +94,7 @@ def test_static_form(tokens: int, constant: bool, block: tuple[int, int], fp8: S
 def test_definition_of_the_static_form(dtype: torch.dtype, block: tuple[int, int]) -> None:
     """Inputs are rounded to the nearest number, half a unit in the last of 3 or 2 bits away at most, and saturate."""
     weight = drawn_weight(HEADS * (NOPE + VALUE), LATENT, block=block)
-    w_uk, w_uv = weight.split_heads(HEADS, (NOPE, VALUE))
+    w_uk, w_uv = weight.split_heads((NOPE, VALUE))
     q = torch.randn(4, HEADS, NOPE, generator=torch.Generator().manual_seed(1))
     got = absorb_queries_torch(q, w_uk, StaticFP8(dtype, 2**-4))
     error = relative_error(got, exact(q, w_uk, "thd,hdc->thc"))
@@ -143,24 +138,11 @@ def test_weights_without_a_kernel() -> None:
         assert not has_kernel(weight, transposed=False)
 
 
-def test_weights_that_stay_quantized() -> None:
-    """Matrices of DeepSeek's heads, unless activations are to stay as they are."""
-    takes = partial(takes_heads, dtype=torch.float32, rows=(128, 128))
-    for dtype, block in ((E4M3, (128, 128)), (E4M3, (1, 512)), (torch.int8, (1, 512))):
-        weight = drawn_weight(512, 512, dtype=dtype, block=block)
-        assert takes(weight)
-        assert not takes(weight._replace(weight_only=True))
-        assert not takes(weight._replace(values=weight.values.view(torch.uint8)))
-    assert not takes(drawn_weight(512, 512, block=(1, 128)))
-    assert not takes(drawn_weight(512, 512, block=(128, 64)))
-    assert not takes_heads(drawn_weight(384, 512), torch.float32, rows=(64, 128))
-
-
 def launched(found: Limits, heads: int, tokens: int, kind: torch.dtype | None, block: Any) -> None:
     """Launches both products, that of W_UK with the rotation, for V2-Lite's 16 heads or V3's 128."""
     fp8 = None if kind is None else StaticFP8(kind)
     with compiling_for(found), torch.device("meta"):
-        w_uk, w_uv = meta_weight(heads, block).split_heads(heads, (128, 128))
+        w_uk, w_uv = meta_weight(heads, block).split_heads((128, 128))
         joined = torch.empty(tokens, heads * 192 + 576, dtype=torch.bfloat16)
         latent, out = joined.new_empty(tokens, heads, 512), joined[:, : heads * 128]
         expand_values_triton(latent, w_uv, out.view(tokens, heads, 128), fp8)

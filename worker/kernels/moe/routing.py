@@ -26,7 +26,10 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 @dataclass(frozen=True)
 class RoutingRule:
     """`top_k` experts of each token, from its `top_groups` of `num_groups`. With `normalize` a token's weights sum
-    to 1 before they are multiplied by `scale`."""
+    to 1 before they are multiplied by `scale`.
+
+    Results are for a rank with `num_experts` experts from `first_expert` on, by default all. Ids count from its first
+    expert. Other ranks' experts have the id -1 and the weight 0."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"]
@@ -34,6 +37,8 @@ class RoutingRule:
     top_groups: int = 1
     normalize: bool = False
     scale: float = 1.0
+    first_expert: int = 0
+    num_experts: int | None = None
 
 
 def moe_routing(
@@ -73,6 +78,8 @@ def _route(
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    FIRST: tl.constexpr,
+    OWN: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -127,9 +134,13 @@ def _route(
     score = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
     if NORMALIZE:
         score = score / (tl.sum(tl.where(routed, score, 0.0), axis=0) + 1e-20)
+    dropped = is_idle
+    if OWN < EXPERTS:
+        chosen -= FIRST
+        dropped = (chosen < 0) | (chosen >= OWN) | is_idle
     out = token * TOP_K + column
-    tl.store(weights + out, tl.where(is_idle, 0.0, score * scale), routed)
-    tl.store(ids + out, tl.where(is_idle, -1, chosen), routed)
+    tl.store(weights + out, tl.where(dropped, 0.0, score * scale), routed)
+    tl.store(ids + out, tl.where(dropped, -1, chosen), routed)
 
 
 def moe_routing_triton(
@@ -171,6 +182,8 @@ def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
         "GROUPS": rule.num_groups,
         "TOP_GROUPS": rule.top_groups,
         "NORMALIZE": rule.normalize,
+        "FIRST": rule.first_expert,
+        "OWN": experts if rule.num_experts is None else rule.num_experts,
         "BLOCK_GROUPS": groups,
         "BLOCK_SIZE": size,
         "BLOCK_COLUMNS": triton.next_power_of_2(rule.top_k),
@@ -199,7 +212,10 @@ def moe_routing_torch(
     weights = scores.gather(-1, ids)
     if rule.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    weights, ids = weights * rule.scale, ids.int()
+    weights, ids = weights * rule.scale, ids.int() - rule.first_expert
+    if rule.num_experts is not None:
+        is_elsewhere = (ids < 0) | (ids >= rule.num_experts)
+        weights, ids = weights.masked_fill(is_elsewhere, 0.0), ids.masked_fill(is_elsewhere, -1)
     if out_cache_loc is not None:
         is_idle = (out_cache_loc == 0)[:, None]
         weights, ids = weights.masked_fill(is_idle, 0.0), ids.masked_fill(is_idle, -1)

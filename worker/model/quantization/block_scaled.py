@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,22 @@ from torch import Tensor, nn
 from mla_router.worker.kernels.dequantize import repeat_rows
 from mla_router.worker.kernels.quantize import LARGEST
 from mla_router.worker.kernels.weight import Weight
-from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
-from mla_router.worker.model.shard import ActivationScale, Scales, Shard
+from mla_router.worker.model.linear import (
+    Linear,
+    LinearShape,
+    Place,
+    WeightFormat,
+    empty_parameter,
+)
+from mla_router.worker.model.shard import (
+    ActivationScale,
+    Extent,
+    Extents,
+    Scales,
+    Shard,
+    cut,
+    full_shape,
+)
 
 # Standard deviations of random values up to the largest value of the type: next to nothing is clipped
 RANDOM_DEVIATIONS = 7
@@ -34,22 +49,26 @@ class BlockScaled(WeightFormat):
     weight_only: bool = False  # activations are not quantized
 
     def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
-        blocks = sum(self.rows(self.scale_name, part) for part in shape.parts)
-        scales = shape.stacked(blocks, -(-shape.inputs // self._width(shape)))
+        extents = [self.extents(self.scale_name, rows, shape.columns) for rows in shape.rows]
+        scales = shape.stacked(sum(rows.length for rows, _ in extents), extents[0][1].length)
         values = shape.stacked(shape.outputs, shape.inputs)
         return {
             "weight": empty_parameter(*values, dtype=self.dtype),
             self.scale_name: empty_parameter(*scales, dtype=torch.float32),
         }
 
-    def rows(self, name: str, outputs: int) -> int:
-        if name != self.scale_name:
-            return outputs
-        return 1 if self.block[0] is None else -(-outputs // self.block[0])
+    @property
+    def granularity(self) -> int:
+        return math.lcm(*(side or 1 for side in self.block))
 
-    def shards(self, memory: Mapping[str, Tensor]) -> dict[str, Shard]:
-        return super().shards(memory) | {
-            self.scale_name: Scales(memory[self.scale_name]),
+    def extents(self, name: str, rows: Extent, columns: Extent) -> Extents:
+        if name != self.scale_name:
+            return rows, columns
+        return rows.blocks(self.block[0]), columns.blocks(self.block[1])
+
+    def shards(self, places: Mapping[str, Place]) -> dict[str, Shard]:
+        return super().shards(places) | {
+            self.scale_name: Scales(*places[self.scale_name]),
             "input_scale": ActivationScale(),
         }
 
@@ -57,7 +76,7 @@ class BlockScaled(WeightFormat):
         if self._height(layer.shape) == self.block[0]:
             return
         parts = layer.shape.parts
-        heights = [self.rows(self.scale_name, part) for part in parts]
+        heights = [rows.blocks(self.block[0]).length for rows in layer.shape.rows]
         blocks = torch.split(self._scales(layer), heights, dim=-2)
         by_row = [
             repeat_rows(scales, self.block[0] or part)[..., :part, :]
@@ -73,16 +92,14 @@ class BlockScaled(WeightFormat):
         scales = self._scales(layer)
         return Weight(layer.weight, scales, block, constant=True, weight_only=self.weight_only)
 
-    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
-        """Draws one expert at a time: torch draws float32, and all experts in float32 would take four times the
-        memory."""
+    def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
         largest = LARGEST[self.dtype]
         deviation = largest / RANDOM_DEVIATIONS
-        self._scales(layer).fill_(layer.shape.inputs**-0.5 / deviation)
-        for matrix in layer.weight if layer.weight.ndim == 3 else [layer.weight]:
-            values = torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)
-            values.normal_(std=deviation, generator=generator).round_()
-            matrix.copy_(values.clamp_(-largest, largest))
+        memory, extents = weight = places["weight"]
+        places[self.scale_name].memory.fill_(weight.inputs**-0.5 / deviation)
+        values = torch.empty(full_shape(memory, extents), dtype=torch.float32, device=memory.device)
+        values.normal_(std=deviation, generator=generator).round_()
+        memory.copy_(cut(values.clamp_(-largest, largest), extents))
 
     def _scales(self, layer: Linear) -> Tensor:
         scales: Tensor = getattr(layer, self.scale_name)

@@ -10,8 +10,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.quantize import LARGEST
+from mla_router.worker.model.linear import Place
 from mla_router.worker.model.quantization.block_scaled import BlockScaled
-from mla_router.worker.model.shard import Mistake, Numbers, Shard, dtype_name, is_wide
+from mla_router.worker.model.shard import (
+    Extents,
+    Mistake,
+    Numbers,
+    Shard,
+    cut,
+    dtype_name,
+    full_shape,
+    is_wide,
+)
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of blocks of zeros
 
@@ -21,27 +31,31 @@ class OnlineBlockScaled(BlockScaled):
     """Each tensor of the checkpoint is quantized on the model's device when it is read. Memory holds a plain copy of
     the tensors that are being read, never of all."""
 
-    def shards(self, memory: Mapping[str, Tensor]) -> dict[str, Shard]:
-        values, scales = memory["weight"], memory[self.scale_name]
+    def shards(self, places: Mapping[str, Place]) -> dict[str, Shard]:
+        values, extents = places["weight"]
         block = self.block[0] or values.shape[0], self.block[1] or values.shape[1]
-        shards: dict[str, Shard] = {"weight": Quantizing(values, scales, block)}
-        if "bias" in memory:
-            shards["bias"] = Numbers(memory["bias"])
+        scales = places[self.scale_name].memory
+        shards: dict[str, Shard] = {"weight": Quantizing(values, scales, block, extents)}
+        if "bias" in places:
+            shards["bias"] = Numbers(*places["bias"])
         return shards
 
 
 class Quantizing(Shard):
-    """The values [N, K] and the scales of a weight that is plain in the checkpoint."""
+    """The values [N, K] and the scales of a weight that is plain in the checkpoint, or of the piece of it at `extents`."""
 
-    def __init__(self, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
-        self.values, self.scales, self.block = values, scales, block
+    def __init__(
+        self, values: Tensor, scales: Tensor, block: tuple[int, int], extents: Extents = ()
+    ) -> None:
+        self.values, self.scales, self.block, self.extents = values, scales, block, extents
 
     def fill(self, tensor: Tensor) -> Mistake | None:
-        if tensor.shape != self.values.shape:
-            return Mistake("misshaped", f"not {list(self.values.shape)}")
+        full = full_shape(self.values, self.extents)
+        if tensor.shape != full:
+            return Mistake("misshaped", f"not {list(full)}")
         if not is_wide(tensor):
             return Mistake("mistyped", f"{dtype_name(tensor)}, not plain")
-        weight = tensor.to(self.values.device)
+        weight = cut(tensor, self.extents).to(self.values.device)
         values, scales = quantize_blocks(weight, self.block, self.values.dtype)
         if not scales.isfinite().all():
             return Mistake("invalid", "a weight is NaN or infinite")

@@ -1,0 +1,144 @@
+"""Engines of several ranks, which divide one model, give the results of one rank.
+
+Steps of one rank's scheduler are repeated by processes over gloo: prompts in chunks, with cached prefixes, decode rows
+and both together, with random sampling and logprobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.core import Capacity, Logprobs, StepResult
+from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.quantization.choose import ONLINE
+from support import rank_engine
+from support.divisible import divisible_config
+from support.quantized_folders import Format, quantize_folder
+from support.random_requests import random_script
+from support.rank_engine import RecordingEngine, engine_of_rank
+from support.ranks import ranks
+from support.scripted_scheduler import run
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+
+CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
+TOLERANCE = 1e-4  # of a logprob: sums have another order
+
+
+def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> RecordingEngine:
+    """Returns the engine of one rank after random requests."""
+    engine = engine_of_rank(Group.alone(), folder, CAPACITY, **how)
+    run(
+        random_script(seed, count, aborts=True),
+        engine=engine,
+        capacity=CAPACITY,
+        vocab_size=VOCAB_SIZE,
+        chunk_size=32,
+    )
+    return engine
+
+
+def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **how: Any) -> None:
+    """Asserts that each of `size` ranks has the results of `one`."""
+    wanted = one.results()
+    results = ranks(size).call(rank_engine.repeat, folder, CAPACITY, one.steps, expert_parts, how)
+    for of_rank in results:
+        assert [step.tokens for step in of_rank] == [step.tokens for step in wanted]
+        assert numbers(of_rank) == pytest.approx(numbers(wanted), abs=TOLERANCE)
+        assert numbers(of_rank) == numbers(results[0])  # bit by bit
+
+
+def numbers(steps: Sequence[StepResult]) -> list[float]:
+    """Returns all logprobs. Those of the most likely tokens are in order, whatever the tokens are."""
+    found: list[Logprobs | None] = []
+    for step in steps:
+        found += [*(step.logprobs or ()), *(step.prompt_logprobs or ())]
+    values = list[float]()
+    for some in found:
+        if some is not None:
+            values += [*some.logprobs, *chain.from_iterable(some.top_logprobs)]
+    assert values
+    return [value if math.isfinite(value) else -1e9 for value in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "divisions"),
+    [
+        ("v3", [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]),
+        ("v2_lite", [(2, 2), (4, 1)]),
+        ("v2_tied", [(2, 1)]),  # the head is the embedding
+        ("v3_halves", [(4, 4)]),  # biases of attention are added once
+        ("llama_gqa", [(2, 1), (4, 1)]),  # 2 KV heads: two ranks have the same one
+        ("llama_biased", [(2, 1)]),
+    ],
+)
+def test_ranks_give_the_results_of_one(
+    tmp_path: Path, name: str, divisions: list[tuple[int, int]]
+) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    one = served(tmp_path)
+    for size, expert_parts in divisions:
+        compare(one, tmp_path, size, expert_parts)
+
+
+def test_the_small_model_on_eight_ranks() -> None:
+    compare(served(SMALL_MODEL, count=5), SMALL_MODEL, 8, 1)
+
+
+@settings(max_examples=3)
+@given(st.data())
+def test_random_models_and_steps(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    size, seed = data.draw(st.sampled_from([2, 4])), data.draw(st.integers(0, 1000))
+    config = divisible_config(seed, size)
+    parts = (
+        [1, 2, size]
+        if config.get("first_k_dense_replace", 3) < config["num_hidden_layers"]
+        else [1]
+    )
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder, seed=seed, **config)
+    compare(served(folder, seed=seed, count=8), folder, size, data.draw(st.sampled_from(parts)))
+
+
+# 5 and 6 blocks of 16 columns, of which the last one is cut off; heads are whole blocks
+BLOCKS = CONFIGS["v2_lite"] | {
+    "v_head_dim": 16,
+    "intermediate_size": 168,
+    "moe_intermediate_size": 80,
+    "num_hidden_layers": 2,
+}
+
+
+def test_a_quantized_checkpoint(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "plain", **BLOCKS)
+    folder = tmp_path / "quantized"
+    quantize_folder(tmp_path / "plain", folder, Format("block", (16, 16)))
+    one = served(folder, count=5)
+    compare(one, folder, 2, 1)
+    compare(one, folder, 2, 2)
+
+
+def test_blocks_that_are_quantized_while_they_load(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **BLOCKS)
+    online = replace(ONLINE["fp8"], block=(16, 16))
+    config = replace(read_config(tmp_path), quantization=online)
+    compare(served(tmp_path, count=5, config=config), tmp_path, 2, 1, config=config)
+
+
+def test_random_weights_are_pieces_of_one_model(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    one = served(tmp_path, count=5, dummy=True)
+    compare(one, tmp_path, 2, 1, dummy=True)
+    compare(one, tmp_path, 2, 2, dummy=True)

@@ -1,0 +1,70 @@
+"""Steps of an engine: recorded with one rank, and repeated by the processes of `support.ranks`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
+from mla_router.worker.engine.async_copy import AsyncCopy
+from mla_router.worker.engine.engine import ForwardOutput
+from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
+from support.checked_engine import CheckedEngine
+
+CPU = torch.device("cpu")
+
+
+class Step(NamedTuple):
+    plan: StepPlan
+    masks: TokenMasks | None
+
+
+class RecordingEngine(CheckedEngine):
+    """Keeps the steps and their results."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.steps: list[Step] = []
+        self.pending: list[AsyncCopy] = []
+
+    def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> AsyncCopy:
+        self.steps.append(copy.deepcopy(Step(forward.plan, masks)))
+        self.pending.append(super().sample(forward, masks))
+        return self.pending[-1]
+
+    def results(self) -> list[StepResult]:
+        return [pending.wait() for pending in self.pending]
+
+
+def engine_of_rank(
+    group: Group, folder: Path, capacity: Capacity, *, expert_parts: int = 1, **how: Any
+) -> RecordingEngine:
+    """`how`: further arguments of `load_model`."""
+    model = load_model(
+        folder, device=CPU, dtype=torch.float32, group=group, expert_parts=expert_parts, **how
+    )
+    attention = torch_attention(model.config)
+    return RecordingEngine(
+        model, capacity, device=CPU, dtype=torch.float32, attention=attention, group=group
+    )
+
+
+def repeat(
+    group: Group,
+    folder: Path,
+    capacity: Capacity,
+    steps: Sequence[Step],
+    expert_parts: int = 1,
+    how: dict[str, Any] | None = None,
+) -> list[StepResult]:
+    """Returns the results of `steps` on this rank."""
+    engine = engine_of_rank(group, folder, capacity, expert_parts=expert_parts, **(how or {}))
+    for plan, masks in steps:
+        engine.sample(engine.forward(plan), masks)
+    return engine.results()

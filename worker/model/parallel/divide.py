@@ -1,0 +1,150 @@
+"""Divides a model among ranks: each linear layer by its name in checkpoints.
+
+A rank has some attention heads, some columns of each feed-forward layer, some experts, and some rows of the head. The
+products behind heads and columns, `o_proj` and `down_proj`, take parts of their inputs, so the results of the ranks are
+summed: once behind the attention of a layer, and once behind its feed-forward half, where routed and shared experts are
+one sum. Logits are gathered.
+
+All else is the same on every rank. So is the embedding: a divided one would need a sum before the first layer, to save
+little beside the layers' memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, TypeVar
+
+from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.decoder import DecoderLayer
+from mla_router.worker.model.deepseek import Gate
+from mla_router.worker.model.linear import Linear, LinearShape
+from mla_router.worker.model.parallel.ranks import Ranks, Share
+from mla_router.worker.model.shard import Extent
+from mla_router.worker.model.weight_mapping import checkpoint_layers
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class Axis(NamedTuple):
+    """An axis of `size` numbers, of the weight of layer `name` of the checkpoint."""
+
+    name: str
+    size: int
+    of_experts: bool
+    block: int  # numbers that share scales
+
+    def of_items(self, share: Share, items: int) -> Extent:
+        """Returns the numbers of a share of `items`, which have equally many. Raises ModelError."""
+        own, each = share.of(items, self.name), self.size // items
+        extent = Extent(own.start * each, own.length * each, self.size)
+        ends_at_block = extent.end % self.block == 0 or extent.end == self.size
+        if extent.start % self.block or not ends_at_block:
+            raise ModelError(
+                f"{self.name}: {extent.length} of {self.size} are no whole blocks of {self.block} that share scales: "
+                f"change {share.remedy}"
+            )
+        return extent
+
+
+def _heads(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
+    return axis.of_items(ranks.every, config.num_heads)
+
+
+def _kv_heads(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
+    heads = _num_kv_heads(config)
+    return axis.of_items(ranks.kv_heads(heads), heads)
+
+
+def _columns(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
+    del config
+    share = ranks.expert_columns if axis.of_experts else ranks.every
+    return share.of_blocks(axis.size, axis.block, axis.name)
+
+
+def _vocabulary(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
+    return axis.of_items(ranks.every, config.vocab_size)
+
+
+Cut = Callable[[Axis, ModelConfig, Ranks], Extent]
+# By the names of layers in checkpoints
+OUTPUTS: Mapping[str, Cut] = {
+    "q_proj": _heads,
+    "q_b_proj": _heads,
+    "kv_b_proj": _heads,
+    "k_proj": _kv_heads,
+    "v_proj": _kv_heads,
+    "gate_proj": _columns,
+    "up_proj": _columns,
+    "lm_head": _vocabulary,
+}
+INPUTS: Mapping[str, Cut] = {"o_proj": _heads, "down_proj": _columns}
+# What they compute is the same for all heads
+WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
+
+
+def divide(model: CausalLM, group: Group, expert_parts: int = 1) -> None:
+    """Leaves to `model` the part of this rank. `expert_parts` divide the routed experts, and the number of ranks is a
+    multiple. Must run before parameters have memory. Raises ModelError."""
+    config, ranks = model.config, Ranks(group.rank, group.size, expert_parts)
+    model.config = config_of_rank(config, ranks)
+    model.group = group
+    model.vocabulary = _vocabulary(Axis("lm_head", config.vocab_size, False, 1), config, ranks)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    if expert_parts > 1 and not any(linear.shape.stack for linear in linears.values()):
+        raise ModelError(f"--ep-size {expert_parts}: the model has no routed experts")
+    # Of all formats, since a layer's results are the next one's inputs
+    block = max(linear.format.granularity for linear in linears.values())
+    for name, linear in linears.items():
+        _divide_linear(name, linear, block, config, ranks)
+    for name, module in model.named_modules():
+        if isinstance(module, DecoderLayer):
+            module.group = group
+        elif isinstance(module, Gate):
+            own = ranks.experts.of(len(module.weight), name)
+            module.rule = replace(module.rule, first_expert=own.start, num_experts=own.length)
+
+
+def config_of_rank(config: Config, ranks: Ranks) -> Config:
+    """Returns `config` with the numbers of heads that a rank has, for its attention and KV cache. Raises ModelError."""
+    heads: dict[str, Any] = {
+        "num_heads": ranks.every.of(config.num_heads, "num_attention_heads").length
+    }
+    if any(field.name == "num_kv_heads" for field in fields(config)):
+        count = _num_kv_heads(config)
+        heads["num_kv_heads"] = ranks.kv_heads(count).of(count, "num_key_value_heads").length
+    return replace(config, **heads)
+
+
+def _num_kv_heads(config: ModelConfig) -> int:
+    count: int = getattr(config, "num_kv_heads", config.num_heads)
+    return count
+
+
+def _divide_linear(
+    name: str, linear: Linear, block: int, config: ModelConfig, ranks: Ranks
+) -> None:
+    whole, of_experts = linear.shape, linear.shape.stack is not None
+    layers = checkpoint_layers(name, linear)[: len(whole.rows)]
+    kinds = [layer.rpartition(".")[2] for layer in layers]
+    unknown = set(kinds) - {*OUTPUTS, *INPUTS, *WHOLE}
+    assert not unknown, f"{unknown} in no table"
+
+    def own(cuts: Mapping[str, Cut], part: int, axis: Extent) -> Extent:
+        if kinds[part] not in cuts:
+            return axis
+        granularity = block if cuts[kinds[part]] is _columns else linear.format.granularity
+        found = Axis(f"{layers[part]}.weight", axis.full, of_experts, granularity)
+        return cuts[kinds[part]](found, config, ranks)
+
+    linear.divide(
+        LinearShape(
+            own(INPUTS, 0, whole.columns),
+            tuple(own(OUTPUTS, part, rows) for part, rows in enumerate(whole.rows)),
+            whole.stack and ranks.experts.of(whole.stack.full, name),
+        ),
+        adds_bias=ranks.rank == 0 or kinds[0] not in INPUTS,
+    )
