@@ -85,7 +85,8 @@ def latency_us(run: Callable[[Any], Tensor], weights: list[Any]) -> float | None
     from timing import time_graph_us
 
     turn = cycle(weights)
-    return round(time_graph_us(lambda: run(next(turn)), launches=len(weights), replays=5), 2)
+    us: float = time_graph_us(lambda: run(next(turn)), launches=len(weights), replays=5)
+    return round(us, 2)
 
 
 def measure(name: str, heads: int, tokens: int) -> list[dict[str, Any]]:

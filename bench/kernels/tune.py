@@ -72,7 +72,9 @@ def compiles(problem: Problem, job: Job) -> bool:
     """Returns whether the kernel compiles without spills and fits into shared memory. Runs in its own process."""
     try:
         reports = compile_here(
-            lambda: problem.launch(compile_size(problem, job), job, Inputs("meta"))(job.tile)
+            lambda: problem.launch(compile_size(problem, job), job, Inputs("meta")).with_tile(
+                job.tile
+            )()
         )
         reports[-1].check()
     except (AssertionError, RuntimeError):
@@ -107,10 +109,11 @@ def compiled(problems: list[Problem], processes: int) -> dict[Problem, set[Job]]
 
 
 def timed(launch: Launch, tile: TunedTile, launches: int, replays: int) -> float:
-    """Returns us of one launch."""
+    """Returns us of one of at least `launches` launches."""
     from kernels.timing import time_graph_us
 
-    return time_graph_us(lambda: launch(tile), launches=launches, replays=replays)
+    launches = max(launches, len(launch.weights))
+    return time_graph_us(launch.with_tile(tile), launches=launches, replays=replays)
 
 
 def fastest(launch: Launch, jobs: Iterable[Job]) -> tuple[Job, float]:
@@ -129,7 +132,7 @@ def fastest(launch: Launch, jobs: Iterable[Job]) -> tuple[Job, float]:
 
 def solve(problem: Problem, size: int, fits: set[Job], inputs: Inputs) -> tuple[list[Job], float]:
     """Returns the fastest tile of each product, and the sum of their us."""
-    possible = [job for job in problem.jobs(size) if job in fits]
+    possible = [job for job in dict.fromkeys(problem.jobs(size)) if job in fits]
     found: list[tuple[list[Job], float]] = []
     for rows in sorted({job.tile.block_m for job in possible}):
         of_rows = [job for job in possible if job.tile.block_m == rows]
@@ -226,9 +229,13 @@ def main() -> None:
             before, inputs = problem, Inputs("cuda")  # frees the weights of the problem before
         jobs, us = solve(problem, size, fits[problem], inputs)
         tables[problem].add(size, jobs)
+        rule_us = sum(
+            timed(problem.launch(size, job, inputs), job.tile, 10, 5) for job in problem.rule(size)
+        )
         name = problem.names(device)[0]
-        measured.append({"table": name, "rows": size, "us": round(us, 2)})
-        progress.write(f"{name} {size:5} rows {us:9.2f} us  {[job.tile for job in jobs]}")
+        row = {"table": name, "rows": size, "us": round(us, 2), "rule_us": round(rule_us, 2)}
+        measured.append(row)
+        progress.write(f"{name} {size:5} rows {us:9.2f} us, rule {rule_us:9.2f} us")
     record("tune", {"measured": measured}, args.out / "measured.jsonl")
 
 

@@ -24,15 +24,16 @@ from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe.quantized_experts import quantized_tiling
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
-from mla_router.worker.kernels.moe.tiling import Tile
+from mla_router.worker.kernels.moe.tiling import MoeShape, Tile, default_tiling
 from mla_router.worker.kernels.quantize import quantize_rows_triton
-from mla_router.worker.kernels.quantized_linear import LARGE, Tiles, quantized_linear_triton
+from mla_router.worker.kernels.quantized_linear import LARGE, Tiles, quantized_linear_triton, tiling
 from mla_router.worker.kernels.tuned import TunedTile, dense_name, kind_of, moe_name
 from mla_router.worker.kernels.weight import Quantized, Weight
 
 E4M3, BLOCK = torch.float8_e4m3fn, (128, 128)
-COLD_BYTES = 160 << 20  # of weights that take turns, so that none is in L2 when its turn comes
+COLD_BYTES = 80 << 20  # of weights that take turns, so that none is in L2 when its turn comes
 DENSE_ROWS = (16, 32, 64, 128, 192)
 MOE_TOKENS = (1, 2, 8, 32, 64, 128, 256, 1024, 4096)
 
@@ -47,7 +48,16 @@ class Job:
     is_sorted: bool = True
 
 
-Launch = Callable[[TunedTile], object]
+@dataclass(frozen=True)
+class Launch:
+    """A product with its inputs. `weights` of them take turns."""
+
+    product: Callable[[Weight, TunedTile], object]
+    weights: list[Weight]
+
+    def with_tile(self, tile: TunedTile) -> Callable[[], object]:
+        turn = cycle(self.weights)
+        return lambda: self.product(next(turn), tile)
 
 
 class Problem(Protocol):
@@ -62,8 +72,12 @@ class Problem(Protocol):
         """Yields the kernels for `size` rows."""
         ...
 
+    def rule(self, size: int) -> tuple[Job, ...]:
+        """Returns the tiles that a worker without a table has. They are among `jobs`."""
+        ...
+
     def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
-        """Returns a function that launches the product with a tile of the kind of `job`."""
+        """Returns the product for tiles of the kind of `job`."""
         ...
 
 
@@ -133,17 +147,30 @@ class Dense:
         return (dense_name(self.shape.outputs, self.shape.inputs, device, kind),)
 
     def jobs(self, size: int) -> Iterator[Job]:
+        yield from self.rule(size)
         for rows in rows_of_dense(size):
             for tile in candidates("dense", rows, self.shape.inputs, FP8):
                 yield Job("dense", tile)
 
+    def rule(self, size: int) -> tuple[Job, ...]:
+        tiles = tiling(size, self.shape.outputs)
+        tile = TunedTile(
+            tiles.rows,
+            tiles.outputs,
+            tiles.inputs,
+            tiles.group_m,
+            tiles.num_warps,
+            tiles.num_stages,
+        )
+        return (Job("dense", tile),)
+
     def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
         del job
         shape = self.shape
-        turn = cycle(inputs.weights(shape.outputs, shape.inputs, dtype=E4M3))
+        weights = inputs.weights(shape.outputs, shape.inputs, dtype=E4M3)
         x = inputs.quantized(size, shape.inputs)
 
-        def launch(tile: TunedTile) -> Tensor:
+        def product(weight: Weight, tile: TunedTile) -> Tensor:
             tiles = Tiles(
                 tile.block_m,
                 tile.block_n,
@@ -152,9 +179,9 @@ class Dense:
                 tile.num_stages,
                 tile.group_m,
             )
-            return quantized_linear_triton(x, next(turn), out_dtype=torch.bfloat16, tiles=tiles)
+            return quantized_linear_triton(x, weight, out_dtype=torch.bfloat16, tiles=tiles)
 
-        return launch
+        return Launch(product, weights)
 
 
 @dataclass(frozen=True)
@@ -180,6 +207,7 @@ class Moe:
         return moe_name(*of_shape, down=False), moe_name(*of_shape, down=True)
 
     def jobs(self, size: int) -> Iterator[Job]:
+        yield from self.rule(size)
         shape = self.shape
         for rows in rows_of_experts(size, shape.top_k, shape.total, self.number_bytes):
             is_sorted = size > rows
@@ -190,31 +218,58 @@ class Moe:
                     if group % tile.block_k == 0 or self.dtype != E4M3:
                         yield Job("down", tile, group, is_sorted)
 
+    def rule(self, size: int) -> tuple[Job, ...]:
+        shape = self.shape
+        if self.dtype == E4M3:
+            tiles = quantized_tiling(size, shape.top_k, shape.experts, shape.hidden)
+        else:
+            of_rank = MoeShape(shape.experts, shape.hidden, shape.width, self.dtype)
+            tiles = default_tiling(of_rank, size, shape.top_k)
+        is_sorted = size > tiles.rows
+        group = tiles.gate_up.block_n if self.dtype == E4M3 else 128
+        return (
+            Job("gate_up", _tuned(tiles.rows, tiles.gate_up), is_sorted=is_sorted),
+            Job("down", _tuned(tiles.rows, tiles.down), group, is_sorted),
+        )
+
     def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
         shape = self.shape
         ids = inputs.ids(size, shape)
         blocks = None if job.tile.block_m == 1 else self._blocks(ids, job)
-        if job.stage == "gate_up":
-            (weight, *_) = inputs.weights(
-                shape.experts, 2 * shape.width, shape.hidden, dtype=self.dtype
-            )
-            if blocks is not None and self.dtype == E4M3:
-                quantized = inputs.quantized(size, shape.hidden)
-                return lambda tile: gate_up_quantized(quantized, weight, blocks, _tile(tile))
-            x = inputs.rows(size, shape.hidden)
-            if blocks is None:
-                return lambda tile: gate_up_pairs(x, weight.values, ids, _tile(tile))
-            return lambda tile: gate_up_blocks(x, weight.values, blocks, _tile(tile))
-        (weight, *_) = inputs.weights(shape.experts, shape.hidden, shape.width, dtype=self.dtype)
-        rows = ids.numel() if blocks is None else blocks.intermediate_rows
+        sizes = (2 * shape.width, shape.hidden)
+        product = self._gate_up
+        if job.stage == "down":
+            sizes, product = (shape.hidden, shape.width), self._down
+        weights = inputs.weights(shape.experts, *sizes, dtype=self.dtype)
+        return Launch(product(size, ids, blocks, job, inputs), weights)
+
+    def _gate_up(
+        self, size: int, ids: Tensor, blocks: Blocks | None, job: Job, inputs: Inputs
+    ) -> Callable[[Weight, TunedTile], object]:
+        del job
+        hidden = self.shape.hidden
         if blocks is not None and self.dtype == E4M3:
-            rounded = inputs.quantized(rows, shape.width, job.group)
-            return lambda tile: down_quantized(rounded, weight, blocks, _tile(tile))
-        gated = inputs.rows(rows, shape.width)
+            quantized = inputs.quantized(size, hidden)
+            return lambda w, tile: gate_up_quantized(quantized, w, blocks, _tile(tile))
+        x = inputs.rows(size, hidden)
+        if blocks is None:
+            return lambda w, tile: gate_up_pairs(x, w.values, ids, _tile(tile))
+        return lambda w, tile: gate_up_blocks(x, w.values, blocks, _tile(tile))
+
+    def _down(
+        self, size: int, ids: Tensor, blocks: Blocks | None, job: Job, inputs: Inputs
+    ) -> Callable[[Weight, TunedTile], object]:
+        del size
+        rows = ids.numel() if blocks is None else blocks.intermediate_rows
+        width = self.shape.width
+        if blocks is not None and self.dtype == E4M3:
+            rounded = inputs.quantized(rows, width, job.group)
+            return lambda w, tile: down_quantized(rounded, w, blocks, _tile(tile))
+        gated = inputs.rows(rows, width)
         if blocks is None:
             shares = torch.empty(ids.shape, device=ids.device).fill_(0.1)
-            return lambda tile: down_pairs(gated, weight.values, shares, ids, _tile(tile))
-        return lambda tile: down_blocks(Gated(gated), weight.values, blocks, _tile(tile))
+            return lambda w, tile: down_pairs(gated, w.values, shares, ids, _tile(tile))
+        return lambda w, tile: down_blocks(Gated(gated), w.values, blocks, _tile(tile))
 
     def _blocks(self, ids: Tensor, job: Job) -> Blocks:
         rows = job.tile.block_m
@@ -228,6 +283,12 @@ def compile_size(problem: Problem, job: Job) -> int:
     if isinstance(problem, Dense):
         return max(BLOCKS)
     return 2 * max(BLOCKS) if job.is_sorted else min(max(job.tile.block_m, 1), 2)
+
+
+def _tuned(rows: int, tile: Tile) -> TunedTile:
+    return TunedTile(
+        rows, tile.block_n, tile.block_k, tile.group_m, tile.num_warps, tile.num_stages
+    )
 
 
 def _tile(tile: TunedTile) -> Tile:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-from kernels.tune_problems import Dense, Job, Moe, Problem
-from kernels.tune_shapes import MODELS, dense_shapes, divisions, experts_shape
+from kernels.tune import solve
+from kernels.tune_problems import Dense, Inputs, Job, Moe, Problem
+from kernels.tune_shapes import MODELS, DenseShape, dense_shapes, divisions, experts_shape
 from kernels.tune_space import BF16, FP8, SHARED_BYTES, candidates, rows_of_dense, rows_of_experts
 
 from kernels import tune
@@ -74,12 +77,34 @@ def test_candidates(number_bytes: int) -> None:
     assert found == [(16, 32), (16, 32), (16, 32, 64), (32, 64, 128), (64, 128)]
 
 
+def test_the_fastest_tiles_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both products of experts have the same blocks, and a step of the second lies within one scale of the first's
+    result. Times are drawn: nothing is launched."""
+    draw = random.Random(1)
+    times: dict[TunedTile, float] = {}
+    monkeypatch.setattr(tune, "timed", lambda _, tile, *__: times.setdefault(tile, draw.random()))
+    inputs = Inputs("meta")
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        shape = experts_shape(MODELS["deepseek-v3"], 8, 8)
+        assert shape is not None
+        problem = Moe(shape, dtype)
+        for size in problem.sizes:
+            (gate_up, down), us = solve(problem, size, set(problem.jobs(size)), inputs)
+            assert gate_up.tile.block_m == down.tile.block_m and us > 0
+            assert dtype == torch.bfloat16 or gate_up.tile.block_n % down.tile.block_k == 0
+    dense = Dense(DenseShape(512, 7168))
+    for size in dense.sizes:
+        jobs = set(dense.jobs(size))
+        ((job,), _) = solve(dense, size, jobs, inputs)
+        assert any(replace(job.tile, group_m=other.tile.group_m) == other.tile for other in jobs)
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of the numbers of rows before the interrupt stay, and --resume measures the rest alone."""
     solved: list[tuple[str, int]] = []
     stop_at = 4
 
-    def solve(problem: Problem, size: int, *_: Any) -> tuple[list[Job], float]:
+    def fake(problem: Problem, size: int, *_: Any) -> tuple[list[Job], float]:
         if len(solved) == stop_at:
             raise KeyboardInterrupt
         solved.append((problem.names("G")[0], size))
@@ -87,7 +112,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         jobs = [Job("gate_up", tile), Job("down", tile)]
         return (jobs[:1] if isinstance(problem, Dense) else jobs), 1.0
 
-    monkeypatch.setattr(tune, "solve", solve)
+    monkeypatch.setattr(tune, "solve", fake)
+    monkeypatch.setattr(tune, "timed", lambda *_: 1.0)
+    monkeypatch.setattr(tune, "Inputs", lambda _: Inputs("meta"))
     monkeypatch.setattr(tune, "compiled", lambda problems, _: {p: set() for p in problems})
     monkeypatch.setattr(tune, "device_name", lambda _: "G")
     words = ["tune.py", "all", "--shapes", "deepseek-v2-lite", "--out", str(tmp_path)]

@@ -153,8 +153,10 @@ def _check_rounding(config: WorkerConfig, model: DeepseekConfig) -> None:
     if config.disable_mla:
         raise ConfigError(f"{flag}: with --disable-mla there are no such products")
     found = model.quantization
-    if found is None or found.online or found.dtype != FP8:
-        raise ConfigError(f"{flag}: kv_b_proj is not FP8 in this checkpoint; leave the flag out")
+    if found is None or found.dtype != FP8 or found.online or found.weight_only:
+        raise ConfigError(
+            f"{flag}: the checkpoint has no FP8 kv_b_proj for FP8 activations; leave the flag out"
+        )
 
 
 def choose_graph_sizes(

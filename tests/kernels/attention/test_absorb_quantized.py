@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,11 @@ from mla_router.worker.kernels.attention.absorb import (
     expand_values_torch,
     expand_values_triton,
 )
-from mla_router.worker.kernels.attention.absorb_quantized import StaticFP8, has_kernel
+from mla_router.worker.kernels.attention.absorb_quantized import (
+    StaticFP8,
+    has_kernel,
+    takes_heads,
+)
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.device import H200, Limits
 from mla_router.worker.kernels.weight import Weight
@@ -136,6 +141,19 @@ def test_weights_without_a_kernel() -> None:
     for shape in ((2, 96, 256), (2, 128, 192)):
         weight = drawn_weight(*shape, block=(128, 128))
         assert not has_kernel(weight, transposed=False)
+
+
+def test_weights_that_stay_quantized() -> None:
+    """Matrices of DeepSeek's heads, unless activations are to stay as they are."""
+    takes = partial(takes_heads, dtype=torch.float32, rows=(128, 128))
+    for dtype, block in ((E4M3, (128, 128)), (E4M3, (1, 512)), (torch.int8, (1, 512))):
+        weight = drawn_weight(512, 512, dtype=dtype, block=block)
+        assert takes(weight)
+        assert not takes(weight._replace(weight_only=True))
+        assert not takes(weight._replace(values=weight.values.view(torch.uint8)))
+    assert not takes(drawn_weight(512, 512, block=(1, 128)))
+    assert not takes(drawn_weight(512, 512, block=(128, 64)))
+    assert not takes_heads(drawn_weight(384, 512), torch.float32, rows=(64, 128))
 
 
 def launched(found: Limits, heads: int, tokens: int, kind: torch.dtype | None, block: Any) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.model import deepseek
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.deepseek import LatentAttention
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.quantized_folders import Format, quantize_folder
@@ -51,13 +53,33 @@ def test_only_decode_is_rounded(tmp_path: Path) -> None:
     assert 0 < errors[0] < errors[1] < 0.5
 
 
+def test_heads_of_whole_blocks_stay_quantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens are not rounded: decode has the numbers of the dequantized weight."""
+    heads = {"qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
+    write_tiny_model(tmp_path / "source", **CONFIGS["v3"] | heads)
+    quantize_folder(tmp_path / "source", tmp_path / "quantized", Format("block"))
+    answers = []
+    for keeps in (True, False):
+        if not keeps:
+            monkeypatch.setattr(deepseek, "takes_heads", lambda *_, **__: False)
+        model = load_model(tmp_path / "quantized", device="cpu", dtype=torch.float32)
+        absorbed = [m for m in model.modules() if isinstance(m, LatentAttention)]
+        assert absorbed and all(m.kv_b_proj.operand.is_plain != keeps for m in absorbed)
+        driver = ForwardDriver(model, page_size=16)
+        prefilled = driver.step(chunks=[(0, PROMPT[:6])])
+        answers.append(torch.cat([prefilled, *(driver.step({0: token}) for token in (5, 6, 7))]))
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "settings", "reason"),
     [
         ("llama_gqa", None, {}, "LlamaForCausalLM has no MLA"),
-        ("v3", None, {}, "kv_b_proj is not FP8"),
-        ("v3", None, {"quantization": "fp8"}, "kv_b_proj is not FP8"),
-        ("v3", "int8", {}, "kv_b_proj is not FP8"),
+        ("v3", None, {}, "no FP8 kv_b_proj"),
+        ("v3", None, {"quantization": "fp8"}, "no FP8 kv_b_proj"),
+        ("v3", "int8", {}, "no FP8 kv_b_proj"),
         ("v3", "block", {"disable_mla": True}, "with --disable-mla there are no such products"),
     ],
 )

@@ -40,10 +40,14 @@ class StaticFP8(NamedTuple):
 
 
 def takes_heads(weight: Weight, dtype: torch.dtype, *, rows: Sequence[int]) -> bool:
-    """Whether all products with inputs of `dtype` have kernels for `weight` [H * sum(rows), C]: those of prefill, with the
-    whole weight, and of decode, with W_UK and W_UV of each head, which lie one below the other with `rows` rows."""
-    inputs = weight.values.new_empty(0, dtype=dtype)
-    if not (quantize.has_kernel(inputs, weight) and weight.splits(rows)):
+    """Whether `weight` [H * sum(rows), C] stays quantized: all products with inputs of `dtype` have kernels, those of
+    prefill, with the whole weight, and of decode, with W_UK and W_UV of each head, which lie one below the other with `rows`
+    rows. A CPU decides by the shape alone, so that it rounds the activations of the same products as a GPU."""
+    values = weight.values
+    if weight.weight_only or values.dtype not in quantize.LARGEST or not weight.splits(rows):
+        return False  # prefill would dequantize a weight-only format for each product
+    x = values.new_empty(0, dtype=dtype)
+    if not (quantize.has_kernel(x, weight) if x.is_cuda else quantize.has_whole_groups(weight)):
         return False
     w_uk, w_uv = weight.split_heads(rows)
     return has_kernel(w_uk, transposed=False) and has_kernel(w_uv, transposed=True)
