@@ -2,7 +2,8 @@
 
     python bench/kernels/tune.py OP --shapes deepseek-v3 [--tp 8] [--ep 8] [--dtype fp8] [--out DIR] [--resume]
 
-OP is `dense` (products with FP8 weights in blocks of 128 x 128), `moe` (fused mixtures of experts) or `all`. `--tp` and
+OP is `dense` (products with FP8 weights in blocks of 128 x 128), `few-rows` (the same, whose rows are not rounded), `moe`
+(fused mixtures of experts) or `all`. `--tp` and
 `--ep` take several sizes: all their combinations are tuned in one run. Shapes that occur several times are tuned once.
 
 First all candidates are compiled, in processes and without the GPU. Candidates that spill or exceed shared memory are
@@ -37,8 +38,10 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from kernels.tune_problems import (
     DENSE_ROWS,
     E4M3,
+    FEW_ROWS,
     MOE_TOKENS,
     Dense,
+    FewRows,
     Inputs,
     Job,
     Launch,
@@ -58,9 +61,11 @@ def problems(args: argparse.Namespace) -> list[Problem]:
     """Returns each shape once."""
     found: dict[Problem, None] = {}
     for name, (tp, ep) in product(args.shapes, divisions(args.tp, args.ep)):
-        if args.op in ("dense", "all") and args.dtype == "fp8":
-            for shape in dense_shapes(MODELS[name], tp):
+        for shape in dense_shapes(MODELS[name], tp) if args.dtype == "fp8" else ():
+            if args.op in ("dense", "all"):
                 found[Dense(shape, tuple(args.tokens or DENSE_ROWS))] = None
+            if args.op in ("few-rows", "all"):
+                found[FewRows(shape, tuple(args.tokens or FEW_ROWS))] = None
         experts = experts_shape(MODELS[name], tp, ep)
         if args.op in ("moe", "all") and experts is not None:
             dtype = E4M3 if args.dtype == "fp8" else torch.bfloat16
@@ -124,7 +129,7 @@ def fastest(launch: Launch, jobs: Iterable[Job]) -> tuple[Job, float]:
         replace(job, tile=msgspec.structs.replace(job.tile, group_m=group))
         for job in best[:1]
         for group in GROUPS
-        if job.tile.block_m > 1
+        if job.tile.block_m >= 16 and job.stage != "few rows"  # the others have no groups
     }
     finely = {job: timed(launch, job.tile, 10, 5) for job in (*best, *groups)}
     return min(finely.items(), key=lambda pair: pair[1])
@@ -136,7 +141,7 @@ def solve(problem: Problem, size: int, fits: set[Job], inputs: Inputs) -> tuple[
     found: list[tuple[list[Job], float]] = []
     for rows in sorted({job.tile.block_m for job in possible}):
         of_rows = [job for job in possible if job.tile.block_m == rows]
-        if isinstance(problem, Dense):
+        if not isinstance(problem, Moe):
             job, us = fastest(problem.launch(size, of_rows[0], inputs), of_rows)
             found.append(([job], us))
             continue
@@ -186,7 +191,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("op", choices=("dense", "moe", "all"))
+    parser.add_argument("op", choices=("dense", "few-rows", "moe", "all"))
     parser.add_argument("--shapes", choices=MODELS, nargs="+", default=list(MODELS))
     parser.add_argument("--tp", type=int, nargs="+", default=[1])
     parser.add_argument("--ep", type=int, nargs="+", default=[1])

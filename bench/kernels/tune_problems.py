@@ -15,11 +15,13 @@ from kernels.tune_space import (
     FP8,
     Stage,
     candidates,
+    candidates_of_few_rows,
     rows_of_dense,
     rows_of_experts,
 )
 from torch import Tensor
 
+from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
@@ -34,6 +36,7 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 
 E4M3, BLOCK = torch.float8_e4m3fn, (128, 128)
 COLD_BYTES = 80 << 20  # of weights that take turns, so that none is in L2 when its turn comes
+FEW_ROWS = (4, 8, 16)
 DENSE_ROWS = (16, 32, 64, 128, 192)
 MOE_TOKENS = (1, 2, 8, 32, 64, 128, 256, 1024, 4096)
 
@@ -185,6 +188,43 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class FewRows:
+    """x @ weight.T with FP8 weights and a few rows of bfloat16."""
+
+    shape: DenseShape
+    rows: tuple[int, ...] = FEW_ROWS
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(rows for rows in self.rows if few_rows.is_few(rows, self.shape.inputs))
+
+    def names(self, device: str) -> tuple[str, ...]:
+        kind = kind_of(E4M3, BLOCK, activations=16)
+        return (dense_name(self.shape.outputs, self.shape.inputs, device, kind),)
+
+    def jobs(self, size: int) -> Iterator[Job]:
+        yield from self.rule(size)
+        for tile in candidates_of_few_rows(size, self.shape.inputs):
+            yield Job("few rows", tile)
+
+    def rule(self, size: int) -> tuple[Job, ...]:
+        tiles = few_rows.tiling(size, self.shape.outputs, self.shape.inputs)
+        rows = 8 if size <= 8 else 16
+        tile = TunedTile(rows, tiles.outputs, 128, 1, tiles.num_warps, tiles.num_stages)
+        return (Job("few rows", tile),)
+
+    def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
+        del job
+        x = inputs.rows(size, self.shape.inputs)
+
+        def product(weight: Weight, tile: TunedTile) -> Tensor:
+            tiles = few_rows.Tiles(tile.block_n, tile.num_warps, tile.num_stages)
+            return few_rows.few_rows_quantized(x, weight, out_dtype=x.dtype, tiles=tiles)
+
+        return Launch(product, inputs.weights(self.shape.outputs, self.shape.inputs, dtype=E4M3))
+
+
+@dataclass(frozen=True)
 class Moe:
     """Both products of routed experts, with FP8 or plain weights."""
 
@@ -282,6 +322,8 @@ def compile_size(problem: Problem, job: Job) -> int:
     """Returns a number of rows with which `job` is launched without a GPU: it decides whether blocks are sorted."""
     if isinstance(problem, Dense):
         return max(BLOCKS)
+    if isinstance(problem, FewRows):
+        return job.tile.block_m
     return 2 * max(BLOCKS) if job.is_sorted else min(max(job.tile.block_m, 1), 2)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from mla_router.worker.kernels.tuned import TunedTile
 
-Stage = Literal["dense", "gate_up", "down"]
+Stage = Literal["dense", "few rows", "gate_up", "down"]
 
 SHARED_BYTES = 227 << 10
 GROUP = 8  # of the candidates; `GROUPS` are tried with the best ones
@@ -33,6 +33,7 @@ SPACES: Mapping[int, Mapping[int, tuple[Choices, Choices, Choices, Choices]]] = 
         128: ((64, 128, 256), (64, 128), (4, 8), (3, 4)),
     },
 }
+MOST_AT_ONCE = 4096
 BLOCKS = (16, 32, 64, 128)
 
 
@@ -74,6 +75,13 @@ def candidates(stage: Stage, rows: int, inputs: int, number_bytes: int) -> Itera
             continue
         if depth <= inputs and 4 <= sums <= 128 and 8 << 10 <= stages * stage_bytes <= SHARED_BYTES:
             yield TunedTile(rows, columns, depth, GROUP, warps, stages)
+
+
+def candidates_of_few_rows(rows: int, inputs: int) -> Iterator[TunedTile]:
+    """Yields tilings of the kernel that streams weights for up to 16 rows. Few inputs fit into registers at once."""
+    all_stages = (0, 3) if inputs <= MOST_AT_ONCE else (2, 3, 4)
+    for columns, warps, stages in product((16, 32), (4, 8), all_stages):
+        yield TunedTile(8 if rows <= 8 else 16, columns, 128, 1, warps, stages)
 
 
 def _unsorted(stage: Stage, inputs: int) -> Iterator[TunedTile]:

@@ -110,7 +110,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         solved.append((problem.names("G")[0], size))
         tile = TunedTile(16, 64, 128, 8, 4, size % 7)
         jobs = [Job("gate_up", tile), Job("down", tile)]
-        return (jobs[:1] if isinstance(problem, Dense) else jobs), 1.0
+        return (jobs if isinstance(problem, Moe) else jobs[:1]), 1.0
 
     monkeypatch.setattr(tune, "solve", fake)
     monkeypatch.setattr(tune, "timed", lambda *_: 1.0)
@@ -126,9 +126,11 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before, stop_at = list(solved), -1
     monkeypatch.setattr(sys, "argv", [*words, "--resume"])
     tune.main()
-    assert len(set(solved)) == len(solved) == 2 * 8 and solved[:4] == before
+    assert len(set(solved)) == len(solved) == 29 and solved[:4] == before
     names = {file.stem for file in tmp_path.glob("*.json")}
-    assert len(names) == 7 + 2 and f"E=64,N=1408,device_name=G,{FP8_KIND}_down" in names
+    assert len(names) == 7 + 7 + 2 and f"E=64,N=1408,device_name=G,{FP8_KIND}_down" in names
     for file in tmp_path.glob("*.json"):
-        assert list(json.loads(file.read_text())) == ["8", "16"]
+        # 16 rows of so many inputs have another kernel
+        many = "K=10944" in file.stem and "w8a16" in file.stem
+        assert list(json.loads(file.read_text())) == (["8"] if many else ["8", "16"])
     assert not list(tmp_path.glob("*.partial"))

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import tuned
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.quantized_linear import Tiles, tuned_tiles
@@ -31,7 +32,7 @@ TILE = {
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tuned, "TABLES", tmp_path)
-    tuned.read_table.cache_clear()
+    tuned._dense_table.cache_clear()
     return tmp_path
 
 
@@ -44,17 +45,22 @@ def test_names() -> None:
     assert moe_name(256, 256, "NVIDIA_H200", kind, down=True) == (
         "E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128]_down"
     )
-    assert kind_of(torch.int8, (1, 512)) == ",dtype=int8_w8a8"
+    assert kind_of(torch.int8, (1, 512), activations=16) == ",dtype=int8_w8a16"
     assert kind_of(torch.bfloat16, (1, 1)) == ""
 
 
 def test_dense_products_read_a_table(tables: Path) -> None:
     weight = drawn_weight(256, 384)
     assert tuned_tiles(20, weight) is None
-    tuned.read_table.cache_clear()
+    tuned._dense_table.cache_clear()
     name = "N=256,K=384,device_name=cpu,dtype=fp8_w8a8,block_shape=[128,128]"
     (tables / f"{name}.json").write_text(json.dumps({"64": TILE | {"num_stages": 4}, "32": TILE}))
     assert tuned_tiles(20, weight) == Tiles(16, 64, 128, 4, 3, 8)
+    assert few_rows.tuned_tiles(8, weight) is None
+    few = TILE | {"num_stages": 0}
+    (tables / f"{name.replace('w8a8', 'w8a16')}.json").write_text(json.dumps({"8": few}))
+    tuned._dense_table.cache_clear()
+    assert few_rows.tuned_tiles(8, weight) == few_rows.Tiles(64, 4, 0)
     assert tuned_tiles(33, weight) == tuned_tiles(500, weight) == Tiles(16, 64, 128, 4, 4, 8)
 
 
@@ -81,7 +87,7 @@ def test_shipped_tables_suit_their_kernels(file: Path) -> None:
     )
     table = tuned.decode(file.read_bytes())
     for tile in table.values():
-        assert tile.block_m in (1, 16, 32, 64, 128) and tile.num_warps in (2, 4, 8)
+        assert tile.block_m in (1, 8, 16, 32, 64, 128) and tile.num_warps in (2, 4, 8)
         assert "fp8" not in file.stem or GROUP % tile.block_k == 0
     if file.stem.endswith("_down"):
         first = file.with_stem(file.stem.removesuffix("_down"))

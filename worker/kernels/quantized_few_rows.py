@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
+from mla_router.worker.kernels.tuned import dense_tile
 from mla_router.worker.kernels.weight import Weight
 
 MAX_ROWS = 16
@@ -47,6 +48,14 @@ def tiling(rows: int, outputs: int, inputs: int) -> Tiles:
     return Tiles(16 if rows <= 8 or inputs > 2048 else 32, 8, 0)
 
 
+def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
+    """Returns the tiles of a table (`tuned.py`), or None."""
+    found = dense_tile(weight, rows, activations=16)
+    if found is None:
+        return None
+    return Tiles(found.block_n, found.num_warps, found.num_stages)
+
+
 def few_rows_quantized(
     x: Tensor, weight: Weight, *, out_dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Tensor:
@@ -55,7 +64,7 @@ def few_rows_quantized(
     assert weight.scales is not None
     (rows, inputs), outputs = x.shape, len(weight.values)
     assert 0 < rows <= MAX_ROWS and x.stride(1) == 1 and weight.values.is_contiguous()
-    tiles = tiles or tiling(rows, outputs, inputs)
+    tiles = tiles or tuned_tiles(rows, weight) or tiling(rows, outputs, inputs)
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
     _few_rows_kernel[(triton.cdiv(outputs, tiles.outputs),)](
         x,

@@ -32,7 +32,7 @@ from mla_router.worker.kernels.quantize import (
     round_rows,
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
-from mla_router.worker.kernels.tuned import dense_name, device_name, kind_of, read_table
+from mla_router.worker.kernels.tuned import dense_tile
 from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
@@ -80,12 +80,9 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
 
 def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
     """Returns the tiles of a table (`tuned.py`), or None."""
-    values, kind = weight.values, kind_of(weight.values.dtype, weight.block)
-    outputs, inputs = values.shape
-    table = read_table(dense_name(outputs, inputs, device_name(values.device), kind))
-    if table is None:
+    found = dense_tile(weight, rows)
+    if found is None:
         return None
-    found = table.at(rows)
     return Tiles(
         found.block_m,
         found.block_n,

@@ -3,6 +3,8 @@
 Names and fields are those of SGLang and vLLM. A file belongs to one kernel, shape and device, and maps numbers of rows to
 tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the
 file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied.
+
+`w8a8` kernels round activations, `w8a16` ones do not (`quantized_few_rows.py`: 0 stages are all weights at once).
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from mla_router.worker.kernels.weight import Weight
+
 TABLES = Path(__file__).parent / "tables"
-KINDS = {torch.float8_e4m3fn: ",dtype=fp8_w8a8", torch.int8: ",dtype=int8_w8a8"}
+FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
 
 NAMES = {
     "block_m": "BLOCK_SIZE_M",
@@ -55,10 +59,42 @@ def moe_name(experts: int, width: int, device: str, kind: str, *, down: bool) ->
     return f"E={experts},N={width},device_name={device}{kind}" + ("_down" if down else "")
 
 
-def kind_of(dtype: torch.dtype, block: tuple[int, int]) -> str:
-    """Returns the part of a name for weights of `dtype`; plain ones have none."""
-    kind = KINDS.get(dtype, "")
-    return f"{kind},block_shape=[{block[0]},{block[1]}]" if kind and block[0] > 1 else kind
+def kind_of(dtype: torch.dtype, block: tuple[int, int], *, activations: int = 8) -> str:
+    """Returns the part of a name for weights of `dtype` and activations of so many bits; plain weights have none."""
+    if dtype not in FORMATS:
+        return ""
+    blocks = f",block_shape=[{block[0]},{block[1]}]" if block[0] > 1 else ""
+    return f",dtype={FORMATS[dtype]}_w8a{activations}{blocks}"
+
+
+def dense_tile(weight: Weight, rows: int, *, activations: int = 8) -> TunedTile | None:
+    """Returns the tile of a product with a quantized dense weight, or None without a table."""
+    outputs, inputs = weight.values.shape
+    device, dtype = weight.values.device, weight.values.dtype
+    table = _dense_table(outputs, inputs, device, dtype, weight.block, activations)
+    return None if table is None else table.at(rows)
+
+
+@cache
+def _dense_table(
+    outputs: int,
+    inputs: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    block: tuple[int, int],
+    activations: int,
+) -> Table | None:
+    kind = kind_of(dtype, block, activations=activations)
+    return read_table(dense_name(outputs, inputs, device_name(device), kind))
+
+
+@cache
+def moe_tables(experts: int, width: int, device: str, kind: str) -> tuple[Table, Table] | None:
+    """Returns the tables of both products of experts, or None if one is missing."""
+    gate_up, down = (
+        read_table(moe_name(experts, width, device, kind, down=down)) for down in (False, True)
+    )
+    return None if gate_up is None or down is None else (gate_up, down)
 
 
 @cache
@@ -67,7 +103,6 @@ def device_name(device: torch.device) -> str:
     return name.replace(" ", "_")
 
 
-@cache
 def read_table(name: str) -> Table | None:
     """Returns the table `name`; None if there is none. Raises msgspec.ValidationError."""
     file = TABLES / f"{name}.json"

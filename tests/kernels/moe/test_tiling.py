@@ -24,7 +24,7 @@ SHAPE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
 @pytest.fixture(autouse=True)
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tuned, "TABLES", tmp_path)
-    tuned.read_table.cache_clear()
+    tuned.moe_tables.cache_clear()
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from mla_router.worker.kernels.device import H200, Limits
-from mla_router.worker.kernels.tuned import TunedTile, kind_of, moe_name, read_table
+from mla_router.worker.kernels.tuned import TunedTile, kind_of, moe_tables
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,10 @@ def moe_tiling(
 def tuned_tiling(device: str, experts: int, width: int, kind: str, tokens: int) -> MoeTiling | None:
     """Returns the tiling of a table, or None. One token has its own tiling, with unsorted pairs, which shared experts
     require."""
-    tables = [
-        read_table(moe_name(experts, width, device, kind, down=down)) for down in (False, True)
-    ]
-    if None in tables:
+    tables = moe_tables(experts, width, device, kind)
+    if tables is None:
         return None
-    gate_up, down = (table.at(tokens) for table in tables if table is not None)
+    gate_up, down = (table.at(tokens) for table in tables)
     if tokens == 1 and gate_up.block_m != 1:
         return None
     return MoeTiling(gate_up.block_m, _tile(gate_up), _tile(down))
