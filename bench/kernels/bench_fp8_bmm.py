@@ -42,7 +42,7 @@ from record import record
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2"}
-# Formats of activations and of weights; no tensor core multiplies E5M2 by E5M2 with scales worth having
+# Formats of activations and of weights. E5M2 by E5M2 would be the least exact, and libraries do not have it
 PAIRS = ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
 WIDTHS = {"W_UK": (128, 512), "W_UV": (512, 128)}  # inputs and outputs of a head
 LAYERS = 32
