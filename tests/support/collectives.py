@@ -30,10 +30,6 @@ def all_gather(group: Group, shape: tuple[int, ...], dtype: torch.dtype, dim: in
     return group.all_gather(numbers(group.rank, shape, dtype).t().contiguous().t(), dim)
 
 
-def broadcast(group: Group, source: int) -> Tensor:
-    return group.broadcast(numbers(group.rank, (3,), torch.float32), source)
-
-
 def all_reduce_without(group: Group, rank: int) -> None:
     """Ends the process of `rank` instead of the call."""
     if group.rank == rank:

@@ -38,18 +38,11 @@ def test_all_gather_joins_in_the_order_of_the_ranks(shape: tuple[int, ...], dim:
     assert all(torch.equal(result, expected) for result in results)
 
 
-def test_broadcast_gives_each_rank_the_numbers_of_one() -> None:
-    results = ranks(4).call(collectives.broadcast, 2)
-    expected = numbers(2, (3,), torch.float32)
-    assert all(torch.equal(result, expected) for result in results)
-
-
 def test_one_rank_has_no_backend_and_gets_its_argument() -> None:
     group, x = Group.alone(), torch.randn(2, 3)
     assert (group.rank, group.size, group.backend) == (0, 1, "")
     assert group.all_reduce(x) is x
     assert group.all_gather(x, 1) is x
-    assert group.broadcast(x) is x
 
 
 def test_a_collective_raises_if_a_rank_ends() -> None:

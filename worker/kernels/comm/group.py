@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
 
 from mla_router.worker.kernels.comm.connect import connect
 
@@ -73,7 +73,7 @@ class Group:
         """Replaces `x`, which is contiguous, by its sum over the ranks, and returns it. The sum is the same on all
         ranks, bit by bit."""
         if self._processes is not None and x.numel():
-            self._processes.allreduce([x], self._reduce).wait()
+            _finish(self._processes.allreduce([x], self._reduce))
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -83,13 +83,11 @@ class Group:
         gathered = x.new_empty(self.size * x.numel())
         if x.numel():
             own = x.contiguous().view(-1)
-            self._processes._allgather_base(gathered, own, self._gather).wait()
+            _finish(self._processes._allgather_base(gathered, own, self._gather))
         return gathered.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
 
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """Replaces `x`, which is contiguous, by that of rank `source`, and returns it."""
-        if self._processes is not None and x.numel():
-            options = BroadcastOptions()
-            options.rootRank, options.asyncOp = source, False
-            self._processes.broadcast([x], options).wait()
-        return x
+
+def _finish(work: Any) -> None:
+    """Waits for a collective of gloo. NCCL's return None: they are behind each other on the stream."""
+    if work is not None:
+        work.wait()
