@@ -1,7 +1,7 @@
 """One process that compiles the kernels of all tests of a run: torch and Triton are imported once.
 
-It runs without TRITON_INTERPRET and forks for each call, so that calls do not affect each other. Triton's
-cache on disk is a separate folder, which is removed at the end of the run.
+It runs without TRITON_INTERPRET and forks for each call, so that calls do not affect each other. Triton's cache on
+disk is `target/triton`: a second run compiles only kernels whose source, constants or compiler have changed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import atexit
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+CACHE = Path(__file__).resolve().parents[2] / "target" / "triton"
+UNUSED_S = 14 * 24 * 3600.0  # after which a compiled kernel is removed
 
 
 class CompilationFailed(Exception):
@@ -29,14 +35,24 @@ def compiling_environment() -> dict[str, str]:
     return environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
+def remove_unused(cache: Path) -> None:
+    """Removes the kernels that no run has used for a long time. Other processes may do the same."""
+    oldest = time.time() - UNUSED_S
+    for kernel in cache.iterdir() if cache.exists() else ():
+        with suppress(FileNotFoundError):
+            if kernel.stat().st_mtime < oldest:
+                shutil.rmtree(kernel, ignore_errors=True)
+
+
 class CompilerProcess:
     def __init__(self) -> None:
+        remove_unused(CACHE)
         self._folder = tempfile.TemporaryDirectory(prefix="mla-test-compiler-")
         folder = Path(self._folder.name)
         self._result, self._errors = folder / "result.json", folder / "stderr"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.compiler_process", self._result, self._errors],
-            env=compiling_environment() | {"TRITON_CACHE_DIR": str(folder / "triton")},
+            env=compiling_environment() | {"TRITON_CACHE_DIR": str(CACHE)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

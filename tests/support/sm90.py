@@ -21,10 +21,12 @@ values, so a launcher that reads a value (`.item()`) fails.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from support.compiler_process import compiler_process
@@ -140,9 +142,10 @@ def compile_here(launches: Callable[[], object]) -> list[Report]:
 def _report(kernel: Any) -> Report:
     from triton import knobs
 
-    cuobjdump = knobs.nvidia.cuobjdump.path
+    cubin = Path(next(p for p in _paths(kernel) if p.endswith(".cubin")))
+    os.utime(cubin.parent)  # it is in use (`remove_unused`)
     usage = subprocess.run(
-        [cuobjdump, "-res-usage", next(p for p in _paths(kernel) if p.endswith(".cubin"))],
+        [knobs.nvidia.cuobjdump.path, "-res-usage", cubin],
         check=True,
         capture_output=True,
         text=True,

@@ -29,6 +29,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_write_torch,
     rope_kv_write_triton,
 )
+from mla_router.worker.kernels.weight import Weight
 from support.architectures import OTHERS, compiling_for
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -232,9 +233,8 @@ def launch(dtype: torch.dtype) -> None:
     written = (q.view(8, 16, 192), kv, meta(512), 1e-6, rotations, latents, locations)
     for in_place in (True, False):
         rope_kv_write_triton(*written, interleaved=True, in_place=in_place, kv_scale=0.3)
-    rope_absorb_triton(
-        *written, meta(16, 128, 512), interleaved=True, constant=True, settled=True, kv_scale=0.3
-    )
+    w_uk = Weight(meta(16, 128, 512), constant=True)
+    rope_absorb_triton(*written, w_uk, interleaved=True, settled=True, kv_scale=0.3)
     q, k, v = torch.split(meta(8, 48, 128), [32, 8, 8], dim=1)
     rows, scales = torch.empty(100, 64, 2048, dtype=dtype), KVScales(0.3, 0.7)
     turns = torch.empty(8, 64, dtype=torch.complex64)
