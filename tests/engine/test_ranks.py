@@ -142,3 +142,7 @@ def test_random_weights_are_pieces_of_one_model(tmp_path: Path) -> None:
     one = served(tmp_path, count=5, dummy=True)
     compare(one, tmp_path, 2, 1, dummy=True)
     compare(one, tmp_path, 2, 2, dummy=True)
+
+
+def test_all_ranks_have_the_pages_of_the_one_with_the_least_room() -> None:
+    assert ranks(4).call(rank_engine.pages_with, [4096, 640, 9999, 650]) == [40] * 4

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy
+from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import ForwardOutput
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
@@ -68,3 +71,10 @@ def repeat(
     for plan, masks in steps:
         engine.sample(engine.forward(plan), masks)
     return engine.results()
+
+
+def pages_with(group: Group, tokens: Sequence[int]) -> int:
+    """Returns the number of pages if each rank has room for another number of tokens."""
+    config = WorkerConfig(max_total_tokens=tokens[group.rank], page_size=16)
+    model = read_config(config.folder)
+    return plan_capacity(config, model, torch.float32, CPU, group=group).num_pages

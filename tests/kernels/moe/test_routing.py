@@ -4,6 +4,7 @@ kernel interpreted and compiled."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
     weights, ids = route(logits, RoutingRule(1, "sigmoid"), bias)
     assert ids.tolist() == [[0]]
     assert weights.tolist() == [[0.5]]
+
+
+@both
+@pytest.mark.parametrize(("first", "count"), [(0, 12), (12, 12), (6, 6)])
+def test_experts_of_other_ranks_are_dropped(route: Route, first: int, count: int) -> None:
+    """Weights are normalized over all experts of a token."""
+    logits = torch.randn(9, 24, generator=torch.Generator().manual_seed(0))
+    rule = RoutingRule(3, "sigmoid", num_groups=4, top_groups=2, normalize=True)
+    out_cache_loc = torch.tensor([70, 0, *range(64, 71)])
+    all_weights, all_ids = route(logits, rule, None, out_cache_loc)
+    own = replace(rule, first_expert=first, num_experts=count)
+    weights, ids = route(logits, own, None, out_cache_loc)
+    is_own = (first <= all_ids) & (all_ids < first + count)
+    assert is_own.any() and not is_own.all()
+    assert torch.equal(ids, torch.where(is_own, all_ids - first, -1))
+    assert torch.equal(weights, torch.where(is_own, all_weights, 0.0))
 
 
 @both
