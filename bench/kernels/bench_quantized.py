@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.quantized_experts import quantized_experts
+from mla_router.worker.kernels.quantized_linear import for_library
 from mla_router.worker.kernels.weight import Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,7 +46,8 @@ def drawn(*sizes: int) -> Weight:
     values = torch.randint(0, 0x70, sizes, dtype=torch.uint8, device="cuda")
     blocks = *sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128)
     scales = torch.full(blocks, 1e-3, device="cuda")
-    return Weight(values.view(torch.float8_e4m3fn), scales, (128, 128), constant=True)
+    weight = Weight(values.view(torch.float8_e4m3fn), scales, (128, 128), constant=True)
+    return for_library(weight)
 
 
 def rows_of(count: int, inputs: int) -> Tensor:

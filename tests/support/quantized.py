@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.quantize import quantize_rows_torch
+from mla_router.worker.kernels.quantized_linear import for_library
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.linear import Linear
@@ -34,7 +35,7 @@ def drawn_weight(
         generator=draw,
         device=device,
     )
-    return Weight(values.to(dtype), scales * 1e-3 + 1e-4, block, constant=True)
+    return for_library(Weight(values.to(dtype), scales * 1e-3 + 1e-4, block, constant=True))
 
 
 def numbers(weight: Weight) -> Tensor:

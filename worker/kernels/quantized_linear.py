@@ -71,7 +71,8 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
     if few_rows.is_few(*x.shape):
         return few_rows.few_rows_quantized(x, weight, out_dtype=out_dtype)
     fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
-    if rows >= fewest and out_dtype == torch.bfloat16 and _library_takes(weight):
+    has_library = weight.library_scales is not None and is_hopper(x.device)
+    if rows >= fewest and out_dtype == torch.bfloat16 and has_library:
         return _library(x, weight)
     values = quantize_rows(x, weight.values.dtype)
     tiles = tuned_tiles(rows, weight) or tiling(rows, outputs)
@@ -111,28 +112,30 @@ def tiling(rows: int, outputs: int) -> Tiles:
     return Tiles(64, 128, 128, 4, 4)
 
 
-def _library_takes(weight: Weight) -> bool:
+def for_library(weight: Weight) -> Weight:
+    """Returns `weight` with `library_scales` if it is one matrix for which cuBLAS has a product on Hopper. cuBLAS reads the
+    scales in rows of a multiple of 4."""
+    is_fp8_matrix = weight.values.dtype == torch.float8_e4m3fn and weight.values.ndim == 2
+    if not is_fp8_matrix or weight.scales is None or weight.block != BLOCK:
+        return weight
     outputs, inputs = weight.values.shape
-    is_fp8 = weight.values.dtype == torch.float8_e4m3fn
-    is_served = is_fp8 and is_hopper(weight.values.device)
-    return is_served and weight.block == BLOCK and outputs % 16 == 0 and inputs % 128 == 0
+    if outputs % 16 or inputs % 128:
+        return weight
+    missing = -weight.scales.shape[1] % 4
+    scales = functional.pad(weight.scales, (0, missing)) if missing else weight.scales
+    return weight._replace(library_scales=scales)
 
 
 def _library(x: Tensor, weight: Weight) -> Tensor:
-    """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, reads their scales column by column, and
-    reads the scales of weights in rows of a multiple of 4."""
-    assert weight.scales is not None
+    """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, and reads their scales column by column."""
+    assert weight.library_scales is not None
     rows = quantize_rows_triton(x, weight.values.dtype, multiple=4, by_column=True)
-    scales = weight.scales
-    missing = -scales.shape[1] % 4
-    if missing:
-        scales = functional.pad(scales, (0, missing))
     product = functional.scaled_mm(
         rows.values,
         weight.values.t(),
         rows.scales,
         functional.ScalingType.BlockWise1x128,
-        scales.t(),
+        weight.library_scales.t(),
         functional.ScalingType.BlockWise128x128,
         output_dtype=x.dtype,
     )

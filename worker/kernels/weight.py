@@ -29,6 +29,7 @@ class Weight(NamedTuple):
     constant: bool = False  # no kernel writes the values while a model runs (`pdl.py`)
     weight_only: bool = False  # products take activations as they are, for any number of rows
     dequantize: Callable[..., Tensor] = dequantize_blocks
+    library_scales: Tensor | None = None  # `scales` as cuBLAS reads them (`quantized_linear.py`)
 
     @property
     def is_plain(self) -> bool:
@@ -58,7 +59,7 @@ class Weight(NamedTuple):
         heights = [count // self.block[0] for count in rows]
         scales = torch.split(torch.unflatten(self.scales, 0, (-1, sum(heights))), heights, dim=1)
         return [
-            self._replace(values=part, scales=of_part)
+            self._replace(values=part, scales=of_part, library_scales=None)
             for part, of_part in zip(values, scales, strict=True)
         ]
 

@@ -166,8 +166,9 @@ class Linear(nn.Module):
         self.bias = empty_parameter(*shape.stacked(shape.outputs)) if self.biased else None
 
     def set_format(self, weight_format: WeightFormat) -> None:
-        """Declares the parameters of `weight_format` and removes the parameters of the format before."""
-        for name in [name for name, _ in self.named_parameters(recurse=False) if name != "bias"]:
+        """Declares the parameters of `weight_format` and removes those of the format before, and its buffers."""
+        parameters = [name for name, _ in self.named_parameters(recurse=False) if name != "bias"]
+        for name in [*parameters, *(name for name, _ in self.named_buffers(recurse=False))]:
             delattr(self, name)
         self.format = weight_format
         for name, parameter in weight_format.create(self.shape).items():

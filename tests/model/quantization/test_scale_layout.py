@@ -45,7 +45,10 @@ def filled(parts: tuple[int, ...], block: Block, experts: int | None) -> tuple[L
     [
         ((16, 8), (8, 8), (8, 8)),
         ((16, 5), (8, 8), (8, 8)),  # cut off at the end
-        ((10, 10), (8, 8), (1, 8)),  # the second part begins within a block
+        ((12, 12), (8, 8), (4, 8)),  # the second part begins in the middle of a block
+        ((12, 7), (8, 8), (4, 8)),
+        ((10, 10), (8, 8), (2, 8)),
+        ((4, 12, 9), (8, None), (4, 20)),
         ((3, 5, 8), (8, None), (1, 20)),
         ((10, 7), (1, None), (1, 20)),
         ((10, 7), (None, None), (1, 20)),
@@ -63,6 +66,37 @@ def test_a_row_finds_its_scale_without_its_part(
     assert weight.scales.shape[-2:] == (int(rows[-1]) + 1, int(columns[-1]) + 1)
     each = weight.scales.double()[..., rows, :][..., columns]
     assert torch.equal(weight.values.double() * each, exact)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parts", "padded"),
+    [
+        (512, (128, 80), 4),
+        (640, (128, 80), 8),
+        (600, (128, 80), None),  # the last block of columns is cut off
+        (512, (64, 64), None),  # blocks of 64 rows after loading
+        (512, (128, 72), None),  # no multiple of 16
+    ],
+)
+def test_scales_for_the_library_are_padded_once(
+    inputs: int, parts: tuple[int, ...], padded: int | None
+) -> None:
+    layer = Linear(inputs, {f"p{i}": part for i, part in enumerate(parts)})
+    layer.set_format(BlockScaled(torch.float8_e4m3fn, "weight_scale", (128, 128)))
+    allocate(layer)
+    torch.nn.init.uniform_(layer.get_parameter("weight_scale"), 1, 2)
+    layer.after_load(torch.bfloat16)
+    weight = layer.operand
+    if padded is None:
+        assert weight.library_scales is None
+        return
+    assert weight.scales is not None and weight.library_scales is not None
+    assert weight.library_scales.shape == (2, padded) and weight.library_scales.is_contiguous()
+    columns = weight.scales.shape[1]
+    assert torch.equal(weight.library_scales[:, :columns], weight.scales)
+    assert not weight.library_scales[:, columns:].any()
+    assert layer.operand.library_scales is weight.library_scales, "not padded anew"
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "weight_scale"]
 
 
 def test_a_weight_for_plain_products_is_dequantized_once() -> None:

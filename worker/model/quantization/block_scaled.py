@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mla_router.worker.kernels.dequantize import repeat_rows
 from mla_router.worker.kernels.quantize import LARGEST
+from mla_router.worker.kernels.quantized_linear import for_library
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import (
     Linear,
@@ -31,6 +32,7 @@ from mla_router.worker.model.shard import (
 
 # Standard deviations of random values up to the largest value of the type: next to nothing is clipped
 RANDOM_DEVIATIONS = 7
+LIBRARY_SCALES = "library_scales"  # the buffer with `Weight.library_scales`
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class BlockScaled(WeightFormat):
     checkpoints have one scale for each row or tensor.
 
     In checkpoints the blocks of each part begin at its first row, and its last block may be cut off. Kernels find the
-    scale of row n of joined parts at n // height. Where a part begins within a block of the rows above, `after_load`
-    gives each row a scale of its own.
+    scale of row n of joined parts at n // height. If a part begins within a block of the rows above, `after_load` cuts
+    blocks into lower ones of equal height, and repeats their scales.
     """
 
     dtype: torch.dtype  # of the values
@@ -73,24 +75,37 @@ class BlockScaled(WeightFormat):
         }
 
     def after_load(self, layer: Linear) -> None:
-        if self._height(layer.shape) == self.block[0]:
-            return
+        height = self._height(layer.shape)
+        if height != self.block[0]:
+            aligned = nn.Parameter(self._lowered(layer, height), requires_grad=False)
+            layer.register_parameter(self.scale_name, aligned)
+        library_scales = for_library(self.weight(layer)).library_scales
+        if library_scales is not None:
+            layer.register_buffer(LIBRARY_SCALES, library_scales.detach(), persistent=False)
+
+    def _lowered(self, layer: Linear, height: int) -> Tensor:
+        """Returns the scales of blocks of `height` rows, which divides the rows of all blocks and parts but the last."""
         parts = layer.shape.parts
-        heights = [rows.blocks(self.block[0]).length for rows in layer.shape.rows]
-        blocks = torch.split(self._scales(layer), heights, dim=-2)
-        by_row = [
-            repeat_rows(scales, self.block[0] or part)[..., :part, :]
-            for part, scales in zip(parts, blocks, strict=True)
+        blocks = [rows.blocks(self.block[0]).length for rows in layer.shape.rows]
+        scales = [
+            repeat_rows(of_part, (self.block[0] or part) // height)[..., : -(-part // height), :]
+            for part, of_part in zip(
+                parts, torch.split(self._scales(layer), blocks, dim=-2), strict=True
+            )
         ]
-        layer.register_parameter(
-            self.scale_name, nn.Parameter(torch.cat(by_row, dim=-2), requires_grad=False)
-        )
+        return torch.cat(scales, dim=-2)
 
     def weight(self, layer: Linear) -> Weight:
         shape = layer.shape
         block = self._height(shape), self._width(shape)
-        scales = self._scales(layer)
-        return Weight(layer.weight, scales, block, constant=True, weight_only=self.weight_only)
+        return Weight(
+            layer.weight,
+            self._scales(layer),
+            block,
+            constant=True,
+            weight_only=self.weight_only,
+            library_scales=getattr(layer, LIBRARY_SCALES, None),
+        )
 
     def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
         largest = LARGEST[self.dtype]
@@ -106,9 +121,9 @@ class BlockScaled(WeightFormat):
         return scales
 
     def _height(self, shape: LinearShape) -> int:
-        """Returns the rows that share a scale after `after_load`: 1 if the parts do not begin at blocks."""
-        height = self.block[0]
-        return height if height and all(part % height == 0 for part in shape.parts[:-1]) else 1
+        """Returns the rows that share a scale after `after_load`: the most that divide the height of the blocks and the first
+        row of each part. A scale of a whole tensor becomes one a row."""
+        return math.gcd(self.block[0], *shape.parts[:-1]) if self.block[0] else 1
 
     def _width(self, shape: LinearShape) -> int:
         return self.block[1] or shape.inputs
