@@ -58,7 +58,7 @@ class Options:
             port=port,
             worker_id=f"worker-{index}",
             base_gpu_id=common.base_gpu_id + index * common.tp_size,
-            cpu_threads=common.cpu_threads or cores,
+            cpu_threads=common.cpu_threads or max(1, cores // common.tp_size),
             tokenizer_worker_num=common.tokenizer_worker_num
             or default_server_processes(common.device, cores),
         )

@@ -19,6 +19,7 @@ from mla_router.worker.model_folder import locate
 from mla_router.worker.server.processes.setup import set_up
 
 EXIT_BAD_FLAGS = 2
+RANK = (sys.executable, "-u", "-m", "mla_router.worker.ranks")
 SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,13 @@ def worker_parser() -> flags.Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
-    """Runs a worker until a signal ends it. Returns the exit status. `scheduler` is the command of a scheduler."""
+def main(
+    argv: Sequence[str] | None = None,
+    scheduler: Sequence[str] = SCHEDULER,
+    rank: Sequence[str] = RANK,
+) -> int:
+    """Runs a worker until a signal ends it. Returns the exit status. `scheduler` and `rank` are the commands of a
+    scheduler and of another rank."""
     arguments = worker_parser().parse_args(argv)
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
@@ -81,7 +87,7 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     with ExitStack() as opened:
         for listener in listeners:
             opened.enter_context(listener)
-        return asyncio.run(first.run(config, listeners, scheduler))
+        return asyncio.run(first.run(config, listeners, scheduler, rank))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# The ranks of a worker are on one machine.
+_RANKS = {"NCCL_SOCKET_IFNAME": "lo"}
 # Steps differ in size: memory that one step frees must fit tensors of other sizes in the next.
 # OpenMP threads that wait for each other sleep: on a busy machine those that spin keep the cores from those they wait for.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -174,9 +176,23 @@ class WorkerConfig:
     base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
     tp_size: int = _flag(
         1,
-        "GPUs for one copy of the model (tensor parallelism); only 1 works yet",
+        "ranks that share one copy of the model (tensor parallelism): each has a process, and a GPU from --base-gpu-id on",
         low=1,
+        high=64,
         also=("--tensor-parallel-size", "--tp"),
+    )
+    ep_size: int = _flag(
+        1,
+        "ranks that share the routed experts of the model (expert parallelism), a divisor of --tp-size; 1: each rank has a "
+        "part of every expert",
+        low=1,
+        also=("--expert-parallel-size", "--ep"),
+    )
+    dist_timeout: float = _flag(
+        600.0,
+        "seconds for which the ranks of a worker wait for each other, at the start and in each exchange, before the "
+        "worker ends",
+        low=1.0,
     )
     cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
     attention_backend: str = _flag(
@@ -324,8 +340,8 @@ class WorkerConfig:
             raise ConfigError(
                 f"--cuda-graph-bs {self.cuda_graph_bs}: must be numbers separated by commas"
             )
-        if self.tp_size != 1:
-            raise ConfigError(f"--tp-size {self.tp_size}: only 1 works yet; use --dp-size instead")
+        if self.tp_size % self.ep_size:
+            raise ConfigError(f"--ep-size {self.ep_size}: must divide --tp-size {self.tp_size}")
         if self.chunked_prefill_size == 0:
             raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
 
@@ -384,7 +400,8 @@ class WorkerConfig:
             for spec in dataclasses.fields(self)
             if "variable" in spec.metadata and (value := getattr(self, spec.name))
         }
-        return {**_TORCH, **os.environ, **secrets}
+        ranks = _RANKS if self.tp_size > 1 else {}
+        return {**_TORCH, **ranks, **os.environ, **secrets}
 
 
 def secrets_of_environment() -> dict[str, str]:

@@ -11,18 +11,19 @@ from datetime import UTC, datetime
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
 
-def set_up(level: str) -> None:
-    """Prints the log lines of this process from `level` on to stderr."""
+def set_up(level: str, name: str = "") -> None:
+    """Prints the log lines of this process from `level` on to stderr. `name`: written before each message."""
     handler = logging.StreamHandler()
-    handler.setFormatter(RouterFormatter())
+    handler.setFormatter(RouterFormatter(name))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class RouterFormatter(logging.Formatter):
     """Formats lines as the router does."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)5s %(message)s")
+    def __init__(self, name: str = "") -> None:
+        prefix = f"{name}: " if name else ""
+        super().__init__(f"%(asctime)s %(levelname)5s {prefix}%(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         del datefmt

@@ -23,7 +23,7 @@ def check(config: WorkerConfig) -> None:
     if config.chat_template:
         _check_readable("--chat-template", Path(config.chat_template))
     if config.device != "cpu":
-        _check_gpu(config.device, config.base_gpu_id, count_gpus())
+        _check_gpu(config.device, config.base_gpu_id + config.tp_size - 1, count_gpus())
 
 
 def _check_readable(flag: str, path: Path) -> None:
@@ -40,8 +40,8 @@ def _check_gpu(device: str, wanted: int, count: int) -> None:
         raise ConfigError("--device cuda: this machine has no GPU, or its driver is not installed")
     if 0 < count <= wanted:
         raise ConfigError(
-            f"GPU {wanted}, counted from 0, does not exist: this machine has {count}; lower --dp-size or "
-            "--base-gpu-id, or use --device cpu"
+            f"GPU {wanted}, counted from 0, does not exist: this machine has {count}; lower --dp-size, "
+            "--tp-size or --base-gpu-id, or use --device cpu"
         )
 
 

@@ -34,9 +34,10 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 
 
 _ALWAYS = "always on"
-_ONE_PROCESS = "a worker uses one GPU"
-_NO_EXPERT_PARALLELISM = "no expert parallelism"
-_TP = "a worker uses one GPU; use --dp-size for several"
+_ONE_MACHINE = "the ranks of a worker are on one machine, and meet without an address"
+_ONE_WAY = "ranks exchange by gloo on a CPU and NCCL on GPUs"
+_ONE_PLACEMENT = "experts are divided evenly, in order"
+_OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
 _SEVERAL = "this is one worker; mla_router.launch_server starts several"
 _NO_SPECULATION = "there is no speculative decoding"
 _NO_LORA = "there are no adapters"
@@ -71,24 +72,23 @@ FLAGS: dict[str, ForeignFlag] = {
     "--otlp-traces-endpoint": _tunes("the router sends traces: its --otlp-traces-endpoint", ONE),
     "--kv-events-config": _tunes("caches are not announced by events", ONE),
     # devices and processes that work together
-    "--dist-timeout": _tunes(_ONE_PROCESS, ONE),
-    "--dist-init-addr": _tunes(_ONE_PROCESS, ONE),
-    "--nccl-init-addr": _tunes(_ONE_PROCESS, ONE),
-    "--nccl-port": _tunes(_ONE_PROCESS, ONE),
-    "--node-rank": _tunes(_ONE_PROCESS, ONE, "0"),
+    "--dist-init-addr": _tunes(_ONE_MACHINE, ONE),
+    "--nccl-init-addr": _tunes(_ONE_MACHINE, ONE),
+    "--nccl-port": _tunes(_ONE_MACHINE, ONE),
+    "--node-rank": _tunes(_ONE_MACHINE, ONE, "0"),
     "--gpu-id-step": _tunes("the GPUs of --dp-size lie beside each other", ONE, "1"),
-    "--disable-custom-all-reduce": _tunes(_ONE_PROCESS),
-    "--enable-p2p-check": _tunes(_ONE_PROCESS),
-    "--enable-nccl-nvls": _tunes(_ONE_PROCESS),
-    "--enable-symm-mem": _tunes(_ONE_PROCESS),
-    "--enable-mscclpp": _tunes(_ONE_PROCESS),
-    "--enable-flashinfer-allreduce-fusion": _tunes(_ONE_PROCESS),
-    "--enable-dp-lm-head": _tunes(_ONE_PROCESS),
-    "--moe-a2a-backend": _tunes(_NO_EXPERT_PARALLELISM, ONE, "none"),
-    "--deepep-mode": _tunes(_NO_EXPERT_PARALLELISM, ONE),
-    "--moe-dense-tp-size": _tunes(_ONE_PROCESS, ONE, "1"),
-    "--enable-eplb": _tunes(_NO_EXPERT_PARALLELISM),
-    "--enable-two-batch-overlap": _tunes(_ONE_PROCESS),
+    "--disable-custom-all-reduce": _tunes(_ONE_WAY),
+    "--enable-p2p-check": _tunes(_ONE_WAY),
+    "--enable-nccl-nvls": _tunes(_ONE_WAY),
+    "--enable-symm-mem": _tunes(_ONE_WAY),
+    "--enable-mscclpp": _tunes(_ONE_WAY),
+    "--enable-flashinfer-allreduce-fusion": _tunes(_ONE_WAY),
+    "--enable-dp-lm-head": _tunes(_ONE_WAY),
+    "--moe-a2a-backend": _tunes(_ONE_PLACEMENT, ONE, "none"),
+    "--deepep-mode": _tunes(_ONE_PLACEMENT, ONE),
+    "--moe-dense-tp-size": _tunes(_ONE_WAY, ONE, "1"),
+    "--enable-eplb": _tunes(_ONE_PLACEMENT),
+    "--enable-two-batch-overlap": _tunes(_ONE_WAY),
     "--load-balance-method": _tunes("the router chooses: --router-policy", ONE),
     "--numa-node": _tunes("use numactl", MANY),
     # kernels and memory
@@ -126,12 +126,9 @@ FLAGS: dict[str, ForeignFlag] = {
     "--dp-size": _refused(_SEVERAL, ONE, "1"),
     "--dp": _refused(_SEVERAL, ONE, "1"),
     "--nnodes": _refused("a worker runs on one machine; start one there as well", ONE, "1"),
-    "--pipeline-parallel-size": _refused(_TP, ONE, "1"),
-    "--pp-size": _refused(_TP, ONE, "1"),
-    "--expert-parallel-size": _refused(_TP, ONE, "1"),
-    "--ep-size": _refused(_TP, ONE, "1"),
-    "--ep": _refused(_TP, ONE, "1"),
-    "--enable-dp-attention": _refused(_TP),
+    "--pipeline-parallel-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
+    "--pp-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
+    "--enable-dp-attention": _refused(_OTHER_PARALLELISM),
     "--torchao-config": _refused("weights are served as the checkpoint has them", ONE, ""),
     "--cpu-offload-gb": _refused("weights stay on the GPU", ONE, "0"),
     "--speculative-algorithm": _refused(_NO_SPECULATION, ONE),

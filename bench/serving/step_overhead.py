@@ -1,6 +1,9 @@
 """The CPU time of the scheduler in each phase of its loop, with an engine that does nothing.
 
     python bench/serving/step_overhead.py --out bench/results/step_overhead.jsonl
+    python bench/serving/step_overhead.py --tp-size 1 2 8 --out bench/results/step_overhead.jsonl
+
+With several ranks, the calls go to other processes, which decode them and do nothing.
 
 It is the CPU time of the scheduler's thread, which other processes hardly affect. Medians are over steps. Messages use
 real sockets. Further figures: requests per second with prompts of one token, and operations per second of the prefix
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
+import multiprocessing
 import os
 import random
 import statistics
@@ -22,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from mla_router.worker.config import WorkerConfig
@@ -33,6 +39,9 @@ from mla_router.worker.core import (
     TokenMasks,
 )
 from mla_router.worker.messages import Generate, ToScheduler
+from mla_router.worker.ranks.calls import Masks, Sample
+from mla_router.worker.ranks.channel import CallReceiver, CallSender
+from mla_router.worker.ranks.leader import Leader
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.radix_cache import RadixCache
 from mla_router.worker.scheduler.scheduler import Scheduler
@@ -81,10 +90,39 @@ class NullEngine:
         raise error
 
 
+def decode_calls(folder: Path, rank: int) -> None:
+    """Decodes the calls of rank 0 until this process ends."""
+    receiver = CallReceiver(folder, rank)
+    while True:
+        receiver.receive(1.0)
+
+
+class Ranks:
+    """The processes of the other ranks, and the sockets to them."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes = [
+            context.Process(target=decode_calls, args=(folder, rank), daemon=True)
+            for rank in range(1, size)
+        ]
+        for process in self._processes:
+            process.start()
+        while any(not (folder / f"to_rank_{rank}").exists() for rank in range(1, size)):
+            time.sleep(0.01)
+        self.sender = CallSender(folder, size)
+
+    def close(self) -> None:
+        self.sender.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
 class Bench:
     """A scheduler with a null engine, and the server's end of its sockets."""
 
-    def __init__(self, folder: Path, capacity: Capacity) -> None:
+    def __init__(self, folder: Path, capacity: Capacity, ranks: int = 1) -> None:
         self.context = zmq.Context()
         self.heard = self.context.socket(zmq.PULL)
         self.heard.bind(f"ipc://{folder}/to_server_0")
@@ -93,9 +131,11 @@ class Bench:
             socket.set_hwm(0)
         self.channel = ZmqChannel(folder)
         self.said.connect(f"ipc://{folder}/to_scheduler")
-        self.scheduler = Scheduler(
-            NullEngine(capacity), self.channel, WorkerConfig(), vocab_size=VOCAB
-        )
+        self.ranks = Ranks(folder, ranks)
+        engine: Any = NullEngine(capacity)
+        if ranks > 1:
+            engine = Leader(engine, self.ranks.sender)
+        self.scheduler = Scheduler(engine, self.channel, WorkerConfig(), vocab_size=VOCAB)
         self.last: Step | None = None
 
     def send(self, messages: list[ToScheduler]) -> None:
@@ -130,6 +170,7 @@ class Bench:
 
     def close(self) -> None:
         self.channel.close()
+        self.ranks.close()
         self.context.destroy(linger=0)
 
 
@@ -142,13 +183,15 @@ def requests(
     return [Generate(f"{name}-{i}", [i, *text], sampling) for i in range(count)]
 
 
-def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -> dict[str, Any]:
+def steps(
+    folder: Path, rows: int, waiting: int, for_memory: bool, count: int, ranks: int = 1
+) -> dict[str, Any]:
     """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for
     memory."""
     max_tokens = 2 * count + 1000
     pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
     slots = 2 * rows if for_memory else rows
-    bench = Bench(folder, Capacity(pages, PAGE_SIZE, slots, 1 << 20))
+    bench = Bench(folder, Capacity(pages, PAGE_SIZE, slots, 1 << 20), ranks)
     bench.send(requests(rows, max_tokens, PROMPT_TOKENS))
     while bench.scheduler.planner.waiting:
         bench.turn()
@@ -166,6 +209,7 @@ def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -
     phases = [statistics.median(column) / 1000 for column in zip(*timed, strict=True)]
     totals = sorted(sum(turn) / 1000 for turn in timed)
     return {
+        **({"ranks": ranks} if ranks > 1 else {}),
         "rows": rows,
         "waiting": waiting,
         "for": ("memory" if for_memory else "slot") if waiting else None,
@@ -174,6 +218,20 @@ def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -
         "step_p99": round(totals[len(totals) * 99 // 100], 1),
         **({"goal": GOALS_US[rows]} if rows in GOALS_US and not waiting else {}),
     }
+
+
+def masks_us(folder: Path, rows: int, ranks: int, count: int) -> float:
+    """Returns the median microseconds of CPU time in which the token bitmasks of `rows` rows are encoded and sent."""
+    masks = TokenMasks(tuple(range(rows)), np.zeros((rows, VOCAB // 32), dtype=np.int32))
+    others = Ranks(folder, ranks)
+    spent = []
+    for _ in range(count):
+        begin = time.thread_time_ns()
+        others.sender.send(Sample(Masks.of(masks)))
+        spent.append(time.thread_time_ns() - begin)
+        time.sleep(0.01)  # as long as a step: the other ranks have received it
+    others.close()
+    return round(statistics.median(spent) / 1000, 1)
 
 
 def throughput(folder: Path, count: int) -> int:
@@ -220,6 +278,7 @@ def cache(count: int, tokens: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=2000, help="timed steps of each batch")
+    parser.add_argument("--tp-size", type=int, nargs="*", help="ranks; only their steps then")
     parser.add_argument("--out", type=Path, help="append the line to this file")
     args = parser.parse_args()
     result: dict[str, Any] = {
@@ -228,6 +287,24 @@ def main() -> None:
         "load_average": round(os.getloadavg()[0], 1),
     }
     result["step_us"] = []
+    if args.tp_size:
+        result["masks_us"] = []
+        for ranks, rows in itertools.product(args.tp_size, (1, 32, 256)):
+            with tempfile.TemporaryDirectory() as folder:
+                line = steps(Path(folder), rows, 0, False, args.steps, ranks)
+            print(line, flush=True)
+            result["step_us"].append(line)
+            if ranks > 1:
+                with tempfile.TemporaryDirectory() as folder:
+                    line = {
+                        "ranks": ranks,
+                        "rows": rows,
+                        "masks": masks_us(Path(folder), rows, ranks, 200),
+                    }
+                print(line, flush=True)
+                result["masks_us"].append(line)
+        record("step_overhead", result, args.out)
+        return
     for rows, waiting, for_memory in (
         (1, 0, False),
         (32, 0, False),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mla_router.launch.arguments import Options, parse, with_launcher_flags
-from mla_router.worker.config import default_server_processes
+from mla_router.worker.config import WorkerConfig, default_server_processes
 from support.processes import ROOT
 
 
@@ -58,6 +58,14 @@ def test_each_worker_has_its_own_port_name_and_devices(model: Path) -> None:
     assert [worker.base_gpu_id for worker in workers] == [2, 3, 4]
     assert [worker.worker_id for worker in workers] == ["worker-0", "worker-1", "worker-2"]
     assert {worker.page_size for worker in workers} == {32}
+
+
+def test_workers_of_several_ranks_have_as_many_devices_and_share_the_cores(model: Path) -> None:
+    options = parsed(model, "--dp-size", "2", "--tp-size", "4", "--base-gpu-id", "1")
+    workers = [options.worker(index, 31000 + index) for index in range(2)]
+    assert [worker.base_gpu_id for worker in workers] == [1, 5]
+    cores = len(os.sched_getaffinity(0))
+    assert workers[0].cpu_threads == max(1, cores // 8)
 
 
 def test_the_cores_are_shared_by_default(model: Path) -> None:
@@ -141,6 +149,12 @@ def test_waiting_openmp_threads_sleep_unless_the_user_says_otherwise(
     assert worker.child_environment()["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
+def test_ranks_talk_over_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    assert "NCCL_SOCKET_IFNAME" not in WorkerConfig().child_environment()
+    assert WorkerConfig(tp_size=2).child_environment()["NCCL_SOCKET_IFNAME"] == "lo"
+
+
 def test_sglang_short_names(model: Path) -> None:
     options = parse(
         ["--model", str(model), "--tp", "1", "--dp", "2", "--enable-metrics"], FLAGS, {}
@@ -157,7 +171,7 @@ def test_sglang_short_names(model: Path) -> None:
         (["--dp-size", "0"], "--dp-size/--data-parallel-size/--dp: '0': a whole number from 1 on"),
         (["--port", "70000"], "--port: '70000' is no port"),
         (["--page-size", "7"], "--page-size"),
-        (["--tp", "2"], "--tp-size 2"),
+        (["--tp", "2", "--ep", "4"], "--ep-size 4: must divide"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),

@@ -21,13 +21,13 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.ranks import calls
 from mla_router.worker.ranks.calls import (
     ENGINE_CALLS,
-    CallError,
     Forward,
     Masks,
     Sample,
     decode,
     encode,
 )
+from mla_router.worker.ranks.errors import CallError
 
 # The other public methods of an engine, and the reason why no call is sent.
 LOCAL = {
@@ -123,7 +123,7 @@ def test_other_bytes_are_no_call(frame: bytes) -> None:
 @pytest.mark.parametrize(("rows", "size"), [((), 4), ((0, 1), 12), ((0,), 3)])
 def test_masks_of_a_wrong_size_are_refused(rows: tuple[int, ...], size: int) -> None:
     with pytest.raises(CallError, match=f"{size} bytes"):
-        Masks(rows, bytes(size)).unpack()
+        Masks(rows, memoryview(bytes(size))).unpack()
 
 
 def test_a_call_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

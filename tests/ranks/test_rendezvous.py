@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.ranks.rendezvous import RanksError, Rendezvous, store_path
+from mla_router.worker.ranks.errors import RanksError
+from mla_router.worker.ranks.rendezvous import Rendezvous, store_path
 
 
 @pytest.fixture

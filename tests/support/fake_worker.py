@@ -18,6 +18,7 @@ from support import processes
 from support.processes import Flag, Running, wait_until
 
 FAKE_SCHEDULER = Path(__file__).resolve().with_name("fake_scheduler.py")
+FAKE_RANK = Path(__file__).resolve().with_name("fake_rank.py")
 # A worker that ends gives its requests and its other processes some seconds. Here they have an hour, because a busy
 # machine may delay any of them.
 ENTRY = """
@@ -26,8 +27,8 @@ sys.modules["torch"] = None  # as in a real worker: an import of torch fails
 from mla_router.worker.__main__ import main
 from mla_router.worker.server.processes import children, first
 first.DRAIN_GRACE_S = children.EXTRA_STOP_S = 3600.0
-scheduler, record, *flags = sys.argv[1:]
-sys.exit(main(flags, [sys.executable, scheduler, record]))
+scheduler, record, rank, *flags = sys.argv[1:]
+sys.exit(main(flags, [sys.executable, scheduler, record], [sys.executable, rank]))
 """
 
 
@@ -80,6 +81,7 @@ def fake_worker(
     with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
         record = Path(folder) / "heard"
         values = {"port": port, "tokenizer_worker_num": 1} | flags
-        argv = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), *processes.to_argv(values), *extra]
+        entry = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), str(FAKE_RANK)]
+        argv = [*entry, *processes.to_argv(values), *extra]
         with processes.running(argv, f"http://127.0.0.1:{values['port']}", ready_path) as running:
             yield FakeWorker(running, record)

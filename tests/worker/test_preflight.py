@@ -64,6 +64,9 @@ def test_a_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             ConfigError, match=r"GPU 2, .* does not exist: this machine has 2; lower --dp"
         ):
             preflight.check(WorkerConfig(device=device, base_gpu_id=2))
+    preflight.check(WorkerConfig(device="cuda", tp_size=2))
+    with pytest.raises(ConfigError, match=r"GPU 2, .* lower --dp-size, --tp-size or --base-gpu-id"):
+        preflight.check(WorkerConfig(device="cuda", base_gpu_id=1, tp_size=2))
     preflight.check(WorkerConfig(device="cpu", base_gpu_id=2))
 
 

@@ -12,13 +12,10 @@ import msgspec
 import numpy as np
 
 from mla_router.worker.core import StepPlan, TokenMasks
+from mla_router.worker.ranks.errors import CallError
 
 # Bytes of the largest call. A plan with new requests has their prompts, 5 bytes a token at most.
 MAX_CALL = 1 << 30
-
-
-class CallError(ValueError):
-    """A call is too large, or its bytes are no call."""
 
 
 class Call(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -35,15 +32,16 @@ class Masks(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`TokenMasks` on the wire."""
 
     rows: tuple[int, ...]
-    bits: bytes  # [len(rows), words] int32, little-endian
+    bits: memoryview  # bytes of [len(rows), words] int32, little-endian
 
     @classmethod
     def of(cls, masks: TokenMasks) -> Masks:
-        return cls(masks.rows, masks.bits.astype("<i4", copy=False).tobytes())
+        bits = np.ascontiguousarray(masks.bits, dtype="<i4")
+        return cls(masks.rows, bits.reshape(-1).data.cast("B"))
 
     def unpack(self) -> TokenMasks:
         """Raises CallError if the rows do not divide the bits."""
-        count, size = len(self.rows), len(self.bits)
+        count, size = len(self.rows), self.bits.nbytes
         if count == 0 or size % (4 * count):
             raise CallError(f"token bitmasks of {count} rows in {size} bytes")
         bits = np.frombuffer(bytearray(self.bits), dtype="<i4")

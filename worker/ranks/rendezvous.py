@@ -14,9 +14,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore
 
-
-class RanksError(Exception):
-    """The ranks of the worker did not meet. The message names the missing ones."""
+from mla_router.worker.ranks.errors import RanksError
 
 
 def store_path(descriptor: int) -> Path:

@@ -13,18 +13,19 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import StepSeconds
+from mla_router.worker.core import StepEngine, StepSeconds
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
+from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
+    parser.add_argument("--store-fd", type=int, help="memory in which the ranks meet")
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -53,31 +55,29 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.heartbeat_fd is None
             else Heartbeat(arguments.heartbeat_fd)
         )
-        run(config, arguments.ipc_dir, heartbeat)
+        run(config, arguments.ipc_dir, heartbeat, arguments.store_fd)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except EngineFailed:
+    except (EngineFailed, RanksError):
         logging.getLogger(__name__).critical("the scheduler gives up", exc_info=True)
         return 1
     return 0
 
 
-def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
+def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat, store: int | None) -> None:
+    """Serves until `Shutdown`. `store`: descriptor of the ranks' meeting, if there are several. Raises ConfigError,
+    EngineFailed, RanksError."""
     # The import of torch takes seconds: only after the flags are validated.
-    from mla_router.worker.engine.loader import load_engine
-    from mla_router.worker.model.config.fields import ModelError
+    from mla_router.worker.ranks.load import load_leader
 
     grammars = _start_grammars(config)
-    try:
-        engine = load_engine(config)
-    except ModelError as error:
-        raise ConfigError(f"--model-path {config.folder}: {error}") from error
-    measured = _first_steps(engine, config)
+    engine, calls = load_leader(config, ipc_dir, store)
+    measured = _first_steps(engine, calls, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
-        engine, channel, config, vocab_size=vocab_size, grammars=grammars, heartbeat=heartbeat
+        calls, channel, config, vocab_size=vocab_size, grammars=grammars, heartbeat=heartbeat
     )
     engine.report_progress_within_steps(scheduler.report_progress)
     scheduler.planner.step_time.calibrate(measured)
@@ -108,14 +108,14 @@ def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
             grammars.shut_down()
 
 
-def _first_steps(engine: Engine, config: WorkerConfig) -> StepSeconds:
-    """Runs the first steps and returns their times. Raises ConfigError if a step fails, because it would fail again,
-    and EngineFailed if the device is lost."""
+def _first_steps(engine: Engine, calls: StepEngine[Any], config: WorkerConfig) -> StepSeconds:
+    """Runs the first steps and returns their times. `calls`: `engine`, with the other ranks. Raises ConfigError if a step
+    fails, because it would fail again, and EngineFailed if the device is lost."""
     from mla_router.worker.engine.first_steps import first_steps
 
     try:
         return first_steps(
-            engine,
+            calls,
             vocab_size=engine.model.config.vocab_size,
             largest=min(config.chunk_size, config.max_prefill_tokens),
         )

@@ -14,7 +14,7 @@ from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import NotFound, Unavailable
-from mla_router.worker.server.ipc.heartbeat_watch import HeartbeatWatch
+from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.metrics.metrics import Metrics, Reading
@@ -89,10 +89,13 @@ class ServerState:
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
-    watch: HeartbeatWatch = field(init=False)
+    ranks: list[Heartbeat] = field(init=False)  # the heartbeats of all ranks
+    watch: RanksWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = HeartbeatWatch(self.heartbeat)
+        others = range(1, self.config.tp_size)
+        self.ranks = [self.heartbeat, *map(self.heartbeat.of_rank, others)]
+        self.watch = RanksWatch(self.ranks)
         self.shared = Shared(self.counters)
         self.metrics = Metrics(self.config.model_name, self.reading, self.counters)
 
@@ -113,8 +116,8 @@ class ServerState:
         return self.ready()
 
     def healthy(self) -> bool:
-        """Returns whether the worker makes progress: the heartbeat of the scheduler changes, and every API process
-        receives statistics."""
+        """Returns whether the worker makes progress: the heartbeats of all ranks change, and every API process receives
+        statistics."""
         return (
             self.service is not None
             and self.complete

@@ -68,7 +68,7 @@ async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.Cl
     ("flags", "says"),
     [
         (["--model-path=/nowhere"], "--model-path"),
-        (["--page-size=16", "--tp-size=2"], "--tp-size"),
+        (["--tp-size=2", "--ep-size=4"], "--ep-size"),
         (["--max-queued-requests=-1"], "--max-queued-requests"),
     ],
 )

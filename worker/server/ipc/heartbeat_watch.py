@@ -1,4 +1,4 @@
-"""Detects a frozen scheduler in about a second.
+"""Detects a frozen scheduler, or another rank of its worker, in about a second.
 
 On a busy machine the heartbeat of a healthy scheduler may be late, because it waits for a core. So a late heartbeat
 alone proves nothing. A scheduler without a heartbeat is frozen if its process is stopped by a signal, if for a second
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def activity(pid: int) -> Activity | None:
 
 
 class HeartbeatWatch:
-    """Watches the heartbeat of a scheduler, and the activity of its process while the heartbeat does not change."""
+    """Watches the heartbeat of a rank, and the activity of its process while the heartbeat does not change."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -76,12 +77,6 @@ class HeartbeatWatch:
         computed_s = self._before.main_cpu_s - self._since.main_cpu_s
         return computed_s >= max(HUNG_CPU_S, LENIENCE * self._heartbeat.expected_s)
 
-    async def run(self) -> None:
-        """Looks every LOOK_S seconds until it is cancelled."""
-        while True:
-            self.look(time.monotonic())
-            await asyncio.sleep(LOOK_S)
-
     def look(self, now: float) -> None:
         # If this process itself was stopped, it has not observed the time since its last look.
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
@@ -102,6 +97,25 @@ class HeartbeatWatch:
         self._since = self._since or found
         moved = before is None or found.cpu_s != before.cpu_s or found.wants_to_run
         self._still_s = 0.0 if moved else self._still_s + passed
+
+
+class RanksWatch:
+    """Watches the heartbeats of all ranks of a worker."""
+
+    def __init__(self, heartbeats: Sequence[Heartbeat]) -> None:
+        self._watches = [HeartbeatWatch(heartbeat) for heartbeat in heartbeats]
+
+    @property
+    def is_frozen(self) -> bool:
+        return any(watch.is_frozen for watch in self._watches)
+
+    async def run(self) -> None:
+        """Looks every LOOK_S seconds until it is cancelled."""
+        while True:
+            now = time.monotonic()
+            for watch in self._watches:
+                watch.look(now)
+            await asyncio.sleep(LOOK_S)
 
 
 def _fields(path: Path) -> list[str]:

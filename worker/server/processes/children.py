@@ -1,4 +1,4 @@
-"""The processes that the first API process of a worker starts: the scheduler and the extra API processes.
+"""The processes that the first API process of a worker starts: the scheduler, the other ranks, the extra API processes.
 
 They share its process group and its output. The kernel kills them if it dies (`worker/child.py`).
 """
@@ -10,8 +10,8 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from socket import socket
 
@@ -56,26 +56,70 @@ class Child:
 
 @asynccontextmanager
 async def scheduler_process(
-    command: Sequence[str], state: ServerState, directory: Path, client: SchedulerClient
+    command: Sequence[str],
+    state: ServerState,
+    directory: Path,
+    client: SchedulerClient,
+    store: int | None,
 ) -> AsyncIterator[Child]:
-    """Runs the scheduler within the block. `command` starts it; the flags are added here."""
-    heartbeat = state.heartbeat.descriptor
-    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
-    flags += ["--ipc-dir", str(directory)]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *flags,
-        stdin=DEVNULL,
-        pass_fds=(heartbeat,),
-        env=state.config.child_environment(),
-    )
-    child = Child("the scheduler", process)
+    """Runs the scheduler within the block. `command` starts it; the flags are added here. `store`: see `ranks_store`."""
+    child = Child("the scheduler", await _start_rank(command, state, directory, store))
     try:
         yield child
     finally:
         if child.is_running:
             client.shut_down()
         await child.end(SCHEDULER_STOP_S)
+
+
+@contextmanager
+def ranks_store(size: int) -> Iterator[int | None]:
+    """Makes the memory in which `size` ranks meet, and yields its descriptor; None for one rank."""
+    if size == 1:
+        yield None
+        return
+    store = os.memfd_create("mla-router-ranks")
+    try:
+        yield store
+    finally:
+        os.close(store)
+
+
+@asynccontextmanager
+async def rank_processes(
+    command: Sequence[str], state: ServerState, directory: Path, store: int | None
+) -> AsyncIterator[list[Child]]:
+    """Runs the ranks other than 0 within the block, and kills them at its end: they have nothing to finish without
+    rank 0. `command` starts one; the flags are added here."""
+    children: list[Child] = []
+    try:
+        for rank in range(1, state.config.tp_size):
+            process = await _start_rank((*command, f"--rank={rank}"), state, directory, store)
+            children.append(Child(f"rank {rank}", process))
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+        await asyncio.gather(*(child.wait() for child in children))
+
+
+async def _start_rank(
+    command: Sequence[str], state: ServerState, directory: Path, store: int | None
+) -> Process:
+    heartbeat = state.heartbeat.descriptor
+    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
+    flags += ["--ipc-dir", str(directory)]
+    inherited: tuple[int, ...] = (heartbeat,)
+    if store is not None:
+        flags.append(f"--store-fd={store}")
+        inherited = (heartbeat, store)
+    return await asyncio.create_subprocess_exec(
+        *command,
+        *flags,
+        stdin=DEVNULL,
+        pass_fds=inherited,
+        env=state.config.child_environment(),
+    )
 
 
 @asynccontextmanager

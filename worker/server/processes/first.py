@@ -1,4 +1,5 @@
-"""The first API process of a worker: it starts the scheduler and the extra API processes, serves, and ends them.
+"""The first API process of a worker: it starts the scheduler, the other ranks and the extra API processes, serves, and
+ends them.
 
 The socket listens before the weights are loaded, so that a wrong port fails at once. Until the scheduler and all API
 processes are ready, /health returns "starting".
@@ -24,7 +25,13 @@ from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
-from mla_router.worker.server.processes.children import Child, extra_processes, scheduler_process
+from mla_router.worker.server.processes.children import (
+    Child,
+    extra_processes,
+    rank_processes,
+    ranks_store,
+    scheduler_process,
+)
 from mla_router.worker.server.processes.serving import (
     EXIT_BAD_SETTINGS,
     EXIT_FAILED,
@@ -47,25 +54,30 @@ DRAIN_GRACE_S = 30.0  # longest time of running requests after SIGTERM
 
 
 async def run(
-    config: WorkerConfig, listeners: Sequence[socket.socket], scheduler: Sequence[str]
+    config: WorkerConfig,
+    listeners: Sequence[socket.socket],
+    scheduler: Sequence[str],
+    rank: Sequence[str],
 ) -> int:
     """Serves until a signal or the death of a process. Returns the exit status.
 
-    `config` and `listeners` come from `listeners.listen`. `scheduler` is the command of a scheduler, without its flags.
+    `config` and `listeners` come from `listeners.listen`. `scheduler` and `rank` are the commands of a scheduler and of
+    another rank, without their flags.
     """
     servers = config.tokenizer_worker_num
     state = ServerState(config, counters=SharedCounters.create(servers))
     signals = Signals()
-    with ipc_directory() as directory:
+    with ipc_directory() as directory, ranks_store(config.tp_size) as store:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.
         async with (
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
-            scheduler_process(scheduler, state, directory, client) as engine,
+            rank_processes(rank, state, directory, store) as others,
+            scheduler_process(scheduler, state, directory, client, store) as engine,
             extra_processes(state, directory, listeners[1:]) as extras,
             serving(state, listeners[0]),
         ):
-            worker = _Worker(state, client, peers, [engine, *extras])
+            worker = _Worker(state, client, peers, [engine, *others], extras)
             peers.start(worker.answer)
             return await worker.live(directory, signals)
 
@@ -74,12 +86,19 @@ class _Worker:
     """All processes of a worker, as the first API process controls them."""
 
     def __init__(
-        self, state: ServerState, client: SchedulerClient, peers: Peers, children: list[Child]
+        self,
+        state: ServerState,
+        client: SchedulerClient,
+        peers: Peers,
+        ranks: list[Child],
+        extras: list[Child],
     ) -> None:
+        """`ranks`: the scheduler, which is rank 0, and the other ranks."""
         self._state = state
         self._client = client
         self._peers = peers
-        self._children = children
+        self._ranks = ranks
+        self._children = [*ranks, *extras]
         self._names = NamedRequests(client, peers)
         self._barrier = TaskBarrier(state.config.tokenizer_worker_num)
 
@@ -121,6 +140,9 @@ class _Worker:
             )
             for task in (starting, watching, *deaths, stop, drain):
                 task.cancel()
+            if not all(rank.is_running for rank in self._ranks):
+                for rank in self._ranks:  # one that waits for a dead one would not stop by itself
+                    rank.kill()
 
     async def _start(self, directory: Path) -> None:
         """Raises TokenizerError, ApiError."""
@@ -137,14 +159,18 @@ class _Worker:
         state.shared.complete.set(1)
 
     async def _watch(self) -> None:
-        """Kills a scheduler that hangs for long. The worker then ends, and the launcher starts a new one."""
+        """Kills a rank that hangs for long. The worker then ends, and the launcher starts a new one."""
         timeout = STUCK_FACTOR * self._state.config.watchdog_timeout
         while True:
             await asyncio.sleep(self._state.config.watchdog_timeout)
-            if self._state.service is not None and self._client.heartbeat_age() > timeout:
-                scheduler = self._children[0]
-                log.error("%s has been stuck for %g seconds, and is ended", scheduler.name, timeout)
-                scheduler.kill()
+            if self._state.service is None:
+                continue
+            ages = [self._client.heartbeat_age()]
+            ages += [heartbeat.age for heartbeat in self._state.ranks[1:]]
+            if (oldest := max(ages)) > timeout:
+                rank = self._ranks[ages.index(oldest)]
+                log.error("%s has been stuck for %g seconds, and is ended", rank.name, timeout)
+                rank.kill()
 
     async def _drain(self) -> None:
         """Returns when no request runs."""
@@ -173,11 +199,15 @@ class _Worker:
 
 def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
+    device = limits.device
+    if (ranks := config.tp_size) > 1:
+        last = config.base_gpu_id + ranks - 1
+        device = f"{ranks} ranks on {device}" + (f" to cuda:{last}" if device != "cpu" else "")
     overlap = "off" if config.disable_overlap_schedule else "on"
     servers = config.tokenizer_worker_num
     return (
         f"worker {config.name} ready: http://{host}:{config.port}, model {config.model_name}, "
-        f"{limits.device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens of {limits.kv_cache_dtype} "
+        f"{device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens of {limits.kv_cache_dtype} "
         f"in pages of {limits.page_size}, overlap {overlap}, "
         f"{servers} server {'process' if servers == 1 else 'processes'}, {seconds:.1f} s"
     )

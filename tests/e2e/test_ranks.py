@@ -1,0 +1,93 @@
+"""Workers of two ranks behind the router: their answers are those of one rank, and no fault of a rank shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from support import client, processes
+from support.processes import wait_until
+from support.procfs import Pid, descendants, listener
+from support.streams import Stream, streamed, whole
+
+STREAMS = 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[processes.Running]:
+    with processes.server(dp_size=2, tp_size=2, router_policy="round_robin") as server:
+        yield server
+
+
+async def answers(url: str) -> list[tuple[str, str, int]]:
+    async with client.session() as http:
+        return await asyncio.gather(*(whole(http, url, number) for number in range(STREAMS)))
+
+
+@pytest.fixture(scope="module")
+def expected(small_server: processes.Running) -> list[tuple[str, str, int]]:
+    """The answers of workers of one rank."""
+    return asyncio.run(answers(small_server.url))
+
+
+def group_of(worker: str) -> dict[str, Pid]:
+    """Returns the processes of a worker's ranks by name: "scheduler" and "rank 1"."""
+    found = descendants(listener(int(worker.rpartition(":")[2])))
+    return {
+        name: pid
+        for name in ("scheduler", "rank 1")
+        for pid in found
+        if f"mla_router {name}" in pid.command
+    }
+
+
+def test_two_ranks_answer_as_one(
+    server: processes.Running, expected: list[tuple[str, str, int]]
+) -> None:
+    groups = [group_of(entry["url"]) for entry in processes.workers(server.url)]
+    assert [sorted(group) for group in groups] == [["rank 1", "scheduler"]] * 2
+    assert asyncio.run(answers(server.url)) == expected
+
+
+@pytest.mark.parametrize(
+    ("victim", "fault"),
+    [
+        ("rank 1", signal.SIGSTOP),
+        ("rank 1", signal.SIGKILL),
+        ("scheduler", signal.SIGKILL),
+    ],
+)
+def test_streams_survive_a_fault_of_a_rank(
+    server: processes.Running,
+    expected: list[tuple[str, str, int]],
+    victim: str,
+    fault: signal.Signals,
+) -> None:
+    url = processes.workers(server.url)[0]["url"]
+    group = group_of(url)
+
+    async def interrupted() -> list[tuple[str, str | None, int]]:
+        async with client.session() as http:
+            streams = [Stream() for _ in range(STREAMS)]
+            asked = [
+                asyncio.create_task(streamed(http, server.url, number, stream))
+                for number, stream in enumerate(streams)
+            ]
+            await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
+            os.kill(group[victim].number, fault)
+            try:
+                return await asyncio.gather(*asked)
+            finally:
+                if fault is signal.SIGSTOP:
+                    os.kill(group[victim].number, signal.SIGCONT)
+
+    assert asyncio.run(interrupted()) == expected
+    if fault is signal.SIGKILL:
+        wait_until(lambda: not any(pid.alive for pid in group.values()), "the group ends")
+    wait_until(lambda: processes.status_of(url + "/health") == 200, "the worker is back")
+    wait_until(lambda: len(processes.healthy_workers(server.url)) == 2, "it is in rotation")
+    assert (group_of(url) == group) == (fault is signal.SIGSTOP)
