@@ -195,9 +195,11 @@ def _step(x, w, scales_at, EACH_OUTPUT: tl.constexpr, quantized):
         largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         normal = (wide * (1.0 / power)[:, None]).to(tl.float16)
-        return tl.dot(normal, w.to(tl.float16)) * (power * factor)[:, None]
-    narrow = stored(wide, quantized.FORMAT, quantized.inverse_input_scale, quantized.LARGEST)
-    return tl.dot(narrow, w) * (quantized.input_scale * factor)
+        part = tl.dot(normal, w.to(tl.float16)) * (power * factor)[:, None]
+    else:
+        narrow = stored(wide, quantized.FORMAT, quantized.inverse_input_scale, quantized.LARGEST)
+        part = tl.dot(narrow, w) * (quantized.input_scale * factor)
+    return part
 
 
 @triton.jit
