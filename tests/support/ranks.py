@@ -1,4 +1,4 @@
-"""The processes of several ranks on a CPU, joined to a group over gloo.
+"""The processes of several ranks, joined to a group: on a CPU over gloo, or on a GPU each over NCCL.
 
 They are forks of one process that has imported torch. Functions that they run must be importable: those of support modules.
 """
@@ -22,20 +22,20 @@ import torch
 from mla_router.worker.kernels.comm.group import Group
 from support.processes import PATIENCE_S
 
-CPU = torch.device("cpu")
-
 
 class Ranks:
-    """`size` processes, which call functions until `close`."""
+    """`size` processes, which call functions until `close`. `device_type`: "cpu" or "cuda"."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.is_closed = False
         self._folder = tempfile.TemporaryDirectory(prefix="mla-test-ranks-")
         store = Path(self._folder.name) / "store"
         pipes = [multiprocessing.Pipe() for _ in range(size)]
         self._pipes = [own for own, _ in pipes]
         self._processes = [
-            _context().Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            _context().Process(
+                target=_serve, args=(rank, size, store, device_type, theirs), daemon=True
+            )
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -92,9 +92,13 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _serve(rank: int, size: int, store: Path, calls: Connection) -> None:
+def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connection) -> None:
     torch.set_num_threads(1)
-    group = Group.join(rank, size, store, CPU, timeout_s=2 * PATIENCE_S)
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    group = Group.join(rank, size, store, device, timeout_s=2 * PATIENCE_S)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()
