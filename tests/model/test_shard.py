@@ -125,6 +125,7 @@ def test_a_piece_is_cut_from_the_whole_tensor() -> None:
     memory = torch.zeros(3, 2)
     assert Numbers(memory, (ROWS, COLUMNS)).fill(whole) is None
     assert memory.tolist() == [[9, 10], [13, 14], [17, 18]]
+    assert Numbers(memory, (ROWS, COLUMNS)).bytes_read(whole) == memory.nbytes
     assert Numbers(memory, (ROWS, COLUMNS)).fill(memory) == Mistake("misshaped", "not [6, 4]")
 
 

@@ -64,6 +64,14 @@ class Mistake(NamedTuple):
 
 class Shard(ABC):
     is_needed = True  # a checkpoint without the tensor is an error
+    extents: Extents = ()  # of the piece that is kept
+
+    def bytes_read(self, tensor: Tensor) -> int:
+        """Returns the bytes of `tensor` that `fill` reads."""
+        size = tensor.nbytes
+        for extent in self.extents:
+            size = size * extent.length // extent.full
+        return size
 
     @abstractmethod
     def fill(self, tensor: Tensor) -> Mistake | None:
@@ -118,6 +126,10 @@ class OfAnotherRank(Shard):
 
     def __init__(self, *, is_needed: bool = True) -> None:
         self.is_needed = is_needed
+
+    def bytes_read(self, tensor: Tensor) -> int:
+        del tensor
+        return 0
 
     def fill(self, tensor: Tensor) -> Mistake | None:
         del tensor

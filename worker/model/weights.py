@@ -96,7 +96,7 @@ def copy_file(
         elif mistake := shard.fill(tensor):
             mistakes.append((mistake.kind, f"{where}: {mistake.reason}"))
         else:
-            num_bytes += tensor.nbytes
+            num_bytes += shard.bytes_read(tensor)
         names.add(name)
         progress(tensor.nbytes)
     return FileCopy(names, mistakes, num_bytes)
