@@ -5,7 +5,8 @@ Attributes have the names of the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.layers import Embedding, FeedForward, RMSNorm
 from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.shard import Shard
 
 
 class Decoder(nn.Module):
@@ -77,6 +79,7 @@ class AttentionLayer(nn.Module):
 
     qkv_proj: Linear
     kv_scales = UNSCALED  # of an FP8 KV cache, from the checkpoint if it has them (`quantization/kv_scales.py`)
+    kv_scale_shards: Mapping[str, Shard] = MappingProxyType({})  # by their names in the checkpoint
 
     def scales_of(self, cache: Tensor) -> KVScales:
         """Returns the scales of the rows of `cache`: only an FP8 cache has other scales than 1."""

@@ -12,7 +12,6 @@ import zlib
 import torch
 from torch import nn
 
-from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.layers import Embedding, RMSNorm
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.weight_mapping import places
@@ -38,7 +37,7 @@ def fill_dummy(model: nn.Module) -> None:
             continue
         seeded(path)
         for parameter in module.parameters(recurse=False):
-            if isinstance(module, (RMSNorm, AttentionLayer)):  # a layer's scales of its KV cache
+            if isinstance(module, RMSNorm):
                 parameter.fill_(1.0)
             elif parameter.ndim == 1:
                 parameter.zero_()

@@ -10,20 +10,21 @@ from torch import nn
 
 from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.linear import Linear, Place
-from mla_router.worker.model.shard import Extent, Numbers, OfAnotherRank, Scales, Shard
+from mla_router.worker.model.shard import Extent, Numbers, OfAnotherRank, Shard
 
 
 def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
-    """Yields the name in the checkpoint and the shard of every tensor of `model`: a parameter, or a part of one where
-    projections are joined or experts stacked."""
+    """Yields the name in the checkpoint and the shard of every tensor of `model`: a parameter, a part of one where
+    projections are joined or experts stacked, or a scale of a KV cache."""
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             yield from _shards(name, module)
         else:
-            # The own parameters of attention are the scales of its KV cache
-            shard = Scales if isinstance(module, AttentionLayer) else Numbers
             for kind, parameter in module.named_parameters(recurse=False):
-                yield f"{name}.{kind}", shard(parameter)
+                yield f"{name}.{kind}", Numbers(parameter)
+        if isinstance(module, AttentionLayer):
+            for kind, shard in module.kv_scale_shards.items():
+                yield f"{name}.{kind}", shard
 
 
 def checkpoint_layers(name: str, linear: Linear, stack: Extent | None = None) -> list[str]:

@@ -91,6 +91,7 @@ def of_compressed(
                 (None, None),
                 "weight_scale",
                 ("lm_head", "model.layers.1.mlp.gate"),
+                kv_scales="optional",
             ),
         ),
         (compressed(), of_compressed(FP8, (1, None))),

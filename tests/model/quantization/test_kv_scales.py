@@ -1,4 +1,4 @@
-"""Scales of FP8 KV caches in compressed-tensors' checkpoints."""
+"""Scales of FP8 KV caches in the checkpoints of compressed-tensors and AutoFP8."""
 
 from __future__ import annotations
 
@@ -33,19 +33,26 @@ SCHEME = {
 
 
 def folder_with(
-    tmp_path: Path, scheme: object, scales: Callable[[int], dict[str, Tensor]], name: str = "v3"
+    tmp_path: Path,
+    scheme: object,
+    scales: Callable[[int], dict[str, Tensor]],
+    name: str = "v3",
+    *,
+    auto_fp8: bool = False,
 ) -> Path:
     """Returns an FP8 folder in which layer i has the tensors `scales(i)`."""
     write_tiny_model(tmp_path / "plain", **CONFIGS[name])
     folder = tmp_path / "quantized"
-    quantize_folder(tmp_path / "plain", folder, Format("channel"))
+    quantize_folder(tmp_path / "plain", folder, Format("tensor" if auto_fp8 else "channel"))
     config = json.loads((folder / "config.json").read_text())
+    if auto_fp8:
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     config["quantization_config"]["kv_cache_scheme"] = scheme
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     for layer in range(config["num_hidden_layers"]):
         for own, tensor in scales(layer).items():
-            tensors[f"model.layers.{layer}.self_attn.{own}"] = tensor
+            tensors[f"model.layers.{layer}.self_attn.{own}"] = tensor.clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -85,6 +92,35 @@ def test_a_scale_that_is_no_positive_number_is_named(tmp_path: Path, scale: floa
     with pytest.raises(
         ModelError, match=r"invalid: model\.layers\.0\.self_attn\.v_scale \[\] .*: a sc"
     ):
+        load_model(folder, device="cpu", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["v3", "llama_gqa"])
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({"kv_scale": 0.5}, KVScales(0.5, 0.5)),
+        ({"k_scale": 0.5, "v_scale": 0.25}, KVScales(0.5, 0.25)),
+        ({"k_scale": 0.5}, KVScales(0.5, 0.5)),
+        ({"v_scale": 0.25}, KVScales(0.25, 0.25)),
+        ({"kv_scale": 2.0, "k_scale": 0.5, "v_scale": 0.25}, KVScales(0.5, 0.25)),
+        ({}, UNSCALED),
+    ],
+)
+def test_auto_fp8_may_have_scales(
+    tmp_path: Path, name: str, scales: dict[str, float], expected: KVScales
+) -> None:
+    tensors = {kind: torch.tensor(scale) for kind, scale in scales.items()}
+    folder = folder_with(tmp_path, "static", lambda _: tensors, name, auto_fp8=True)
+    found = layers(load_model(folder, device="cpu", dtype=torch.float32))
+    assert [layer.kv_scales for layer in found] == [expected] * 3
+
+
+@pytest.mark.parametrize("scale", [[0.0], [-1.0], [float("nan")], [1.0, 1.0]])
+def test_a_wrong_scale_of_auto_fp8_is_named(tmp_path: Path, scale: list[float]) -> None:
+    tensors = {"kv_scale": torch.tensor(scale)}
+    folder = folder_with(tmp_path, None, lambda _: tensors, auto_fp8=True)
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.kv_scale \[\d\] in"):
         load_model(folder, device="cpu", dtype=torch.float32)
 
 

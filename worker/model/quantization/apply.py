@@ -32,8 +32,8 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     """Sets the format of the linear layers that are quantized. Norms, embeddings, gates and the head stay plain; if the
     checkpoint is plain, so do weights that may be dequantized after loading. Must run before parameters have memory.
     Raises ModelError."""
-    if quantization.kv_scales:
-        declare_kv_scales(model)
+    if quantization.kv_scales is not None:
+        declare_kv_scales(model, are_needed=quantization.kv_scales == "needed")
     quantized = weight_format(quantization)
     logger.info(
         "Linear weights: %s, %s%s%s",

@@ -46,7 +46,7 @@ def parse_compressed_tensors(raw: Mapping[str, Any]) -> Quantization:
         block,
         ignored=read_ignored(raw, "ignore"),
         weight_only=activations is None,
-        kv_scales=_has_kv_scales(raw),
+        kv_scales="needed" if _has_kv_scales(raw) else None,
     )
 
 

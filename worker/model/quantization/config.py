@@ -53,6 +53,6 @@ def _fp8(raw: Mapping[str, Any]) -> Quantization:
     expect(raw, FIELD, "activation_scheme", None, "dynamic", "static")
     ignored = read_ignored(raw, "modules_to_not_convert", "ignored_layers")
     if raw.get("weight_block_size") is None:
-        return Quantization("fp8", FP8, BLOCKS["tensor"], ignored=ignored)
+        return Quantization("fp8", FP8, BLOCKS["tensor"], ignored=ignored, kv_scales="optional")
     block = read_block(raw, "weight_block_size")
     return Quantization("fp8", FP8, block, scale_name="weight_scale_inv", ignored=ignored)

@@ -1,31 +1,55 @@
-"""The scales of an FP8 KV cache in a checkpoint: `self_attn.k_scale` and `self_attn.v_scale` of each layer.
+"""The scales of an FP8 KV cache in a checkpoint, next to the projections of each attention layer.
 
-Checkpoints have them if their quantization_config has a kv_cache_scheme. They are used if --kv-cache-dtype is FP8.
+compressed-tensors' checkpoints with a kv_cache_scheme have `self_attn.k_scale` and `self_attn.v_scale`. AutoFP8's may have
+these, or the older `self_attn.kv_scale` for both, and do not say so in their config. Scales are used if --kv-cache-dtype
+is FP8. Latents use the scale of keys.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales
 from mla_router.worker.model.decoder import AttentionLayer
-from mla_router.worker.model.linear import empty_parameter
+from mla_router.worker.model.shard import Mistake, Shard, scale_mistake
 
-NAMES = "k_scale", "v_scale"
+KEYS, VALUES, BOTH = "k_scale", "v_scale", "kv_scale"
 
 
-def declare_kv_scales(model: nn.Module) -> None:
-    """Gives each attention layer of `model` the parameters that the checkpoint has."""
+class KVScale(Shard):
+    """One number of an attention layer."""
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self.is_needed = is_needed
+        self.value: float | None = None
+
+    def fill(self, tensor: Tensor) -> Mistake | None:
+        mistake = scale_mistake(tensor, (1, 1))
+        if mistake is None:
+            self.value = float(tensor)
+        return mistake
+
+
+def declare_kv_scales(model: nn.Module, *, are_needed: bool) -> None:
+    """Gives each attention layer of `model` the scales that the checkpoint has, or may have."""
     for module in model.modules():
         if isinstance(module, AttentionLayer):
-            for name in NAMES:
-                module.register_parameter(name, empty_parameter(1, 1, dtype=torch.float32))
+            names = (KEYS, VALUES) if are_needed else (KEYS, VALUES, BOTH)
+            module.kv_scale_shards = {name: KVScale(is_needed=are_needed) for name in names}
 
 
 def read_kv_scales(model: nn.Module) -> None:
-    """Sets `kv_scales` of each attention layer to the loaded parameters, if there are any."""
+    """Sets `kv_scales` of each attention layer to the loaded scales, if there are any. A scale alone is that of keys and
+    values, as in vLLM and SGLang."""
     for module in model.modules():
-        if isinstance(module, AttentionLayer) and hasattr(module, NAMES[0]):
-            keys, values = (float(getattr(module, name)) for name in NAMES)
-            module.kv_scales = KVScales(keys, values)
+        if isinstance(module, AttentionLayer):
+            found = {
+                name: shard.value
+                for name, shard in module.kv_scale_shards.items()
+                if isinstance(shard, KVScale) and shard.value is not None
+            }
+            if found:
+                any_scale = found.get(BOTH) or next(iter(found.values()))
+                module.kv_scales = KVScales(
+                    found.get(KEYS, any_scale), found.get(VALUES, any_scale)
+                )

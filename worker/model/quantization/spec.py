@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mla_router.worker.model.config.fields import ModelError
 
@@ -26,7 +26,7 @@ class Quantization:
     ignored: tuple[str, ...] = ()  # plain layers: names, or `re:` and a pattern
     weight_only: bool = False  # activations are not quantized
     online: bool = False  # the checkpoint is plain, and its weights are quantized while they load
-    kv_scales: bool = False  # attention layers have k_scale and v_scale (`kv_scales.py`)
+    kv_scales: Literal["needed", "optional"] | None = None  # of an FP8 KV cache (`kv_scales.py`)
 
     def ignores(self, name: str) -> bool:
         """Whether the layer `name` of the checkpoint, or a module around it, is not quantized."""
