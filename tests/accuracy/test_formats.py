@@ -12,20 +12,28 @@ import pytest
 from mla_router.worker.model.quantization.choose import ONLINE
 
 # FP8 caches alone have tests of their own
-FORMATS = ["float32", *ONLINE, "fp8_kv_fp8_e4m3", "random"]
+USUAL = ["w8a8_int8", "fp8_kv_fp8_e4m3"]
 
 
-def test_formats_of_the_small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "quantized",
+    [USUAL, pytest.param([*ONLINE, USUAL[-1]], marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_formats_of_the_small_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantized: list[str]
+) -> None:
     """Random weights show that a loss would be seen."""
     monkeypatch.setitem(formats.FORMATS, "random", {"load_format": "dummy"})
     sizes = ["--num-questions=16", "--num-shots=1", "--num-samples=4", "--new-tokens=64"]
-    words = ["formats.py", "--formats", *FORMATS, *sizes, f"--out={tmp_path / 'out'}"]
+    names = [formats.PLAIN, *quantized, "random"]
+    words = ["formats.py", "--formats", *names, *sizes, f"--out={tmp_path / 'out'}"]
     monkeypatch.setattr(sys, "argv", words)
     assert formats.main() == 1
     lines = map(json.loads, (tmp_path / "out").read_text().splitlines())
     found = {line["config"]["format"]: line for line in lines}
-    assert list(found) == FORMATS
-    plain, random = found.pop("float32"), found.pop("random")
+    assert list(found) == names
+    plain, random = found.pop(formats.PLAIN), found.pop("random")
     assert plain["accuracy"] == 1.0 and plain["kl"] < 1e-8
     assert random["accuracy"] == 0.0 and random["kl"] > 1
     for line in found.values():

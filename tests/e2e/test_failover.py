@@ -174,7 +174,7 @@ def begun_requests(workers: list[str]) -> int:
     return sum(map(int, counts))
 
 
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
     """SIGTERM to every process, as from systemd, also drains. The schedulers are frozen, so that requests are running
     when the signal arrives."""

@@ -49,7 +49,7 @@ async def freeze_in_the_middle(url: str) -> float:
     victim = processes.workers(url)[0]["url"]
     pid = scheduler_of(victim)
     async with client.session() as http:
-        expected = [await whole(http, url, number) for number in numbers]
+        expected = await asyncio.gather(*(whole(http, url, number) for number in numbers))
         streams = [Stream() for _ in range(STREAMS)]
         asked = [
             asyncio.create_task(streamed(http, url, number, stream))

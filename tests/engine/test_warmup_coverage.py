@@ -47,6 +47,7 @@ CASES = {
     "fp8-keys": Case("llama-3-8b", 3, context=8192, kv_cache_dtype=torch.float8_e5m2),
     "few-slots": Case("deepseek-v2-lite", 3, slots=24),
 }
+USUAL = ("v2-lite", "v3", "fp8-keys")  # the others are `slow`
 SAMPLING = [
     SamplingParams(2),
     SamplingParams(2, temperature=0.7),
@@ -56,7 +57,10 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in USUAL else pytest.mark.slow) for case in CASES],
+)
 def test_random_steps_launch_nothing_new(case: str, tmp_path: Path) -> None:
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, __file__, case], env=environment, check=True)

@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize(
     ("name", "slots", "normed", "absorbed"),
     [
-        ("v2_lite", (1,), LAYERS, LAYERS),
+        pytest.param("v2_lite", (1,), LAYERS, LAYERS, marks=pytest.mark.slow),
         ("v2_lite", (0, 1, 2), 0, LAYERS),
         ("v3", (2,), 2 * LAYERS, LAYERS),  # the queries' latent is normalized, too
         ("llama_gqa", (1,), LAYERS, 0),

@@ -14,6 +14,7 @@ from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb, rope_absorb_triton
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.weight import Weight
+from support.corners import corners
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 from support.turned import turned
@@ -71,15 +72,20 @@ def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
     )
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
-    ("tokens", "heads", "pairs"), [(1, 1, 4), (5, 3, 3), (17, 20, 8), (70, 2, 4)]
+    ("sizes", "dtype", "interleaved"),
+    corners(
+        [(1, 1, 4), (5, 3, 3), (17, 20, 8), (70, 2, 4)],
+        [torch.float16, torch.float32],
+        [True, False],
+    ),
 )
 def test_as_the_two_kernels(
-    tokens: int, heads: int, pairs: int, dtype: torch.dtype, interleaved: bool
+    sizes: tuple[int, int, int], dtype: torch.dtype, interleaved: bool
 ) -> None:
-    """Several programs of both kinds, and blocks of heads and tokens that are not full."""
+    """Several programs of both kinds, and blocks of heads and tokens that are not full. `sizes` are tokens, heads and
+    pairs of columns that are rotated."""
+    tokens, heads, pairs = sizes
     apart, joined = (inputs(tokens, heads, pairs, dtype).copy() for _ in range(2))
     rope_kv_write_triton(*apart.written, interleaved=interleaved)
     expected = absorb_queries_triton(apart.q[..., :NOPE], Weight(apart.w_uk))

@@ -23,6 +23,7 @@ from mla_router.worker.kernels.moe.tiling import (
     default_tiling,
 )
 from mla_router.worker.kernels.weight import Weight
+from support.corners import corners
 from support.sm90 import compile_sm90
 
 # Sizes that do not divide the operands, and one that does
@@ -125,15 +126,19 @@ def test_wrong_shapes_are_named() -> None:
 
 # A tiling of one row is for few tokens, and slow in the interpreter.
 TOKENS_OF_TILINGS = [
-    pytest.param(tiling, tokens, id=f"rows{tiling.rows}-{tokens}")
+    (tiling, tokens)
     for tiling in TILINGS
     for tokens in ([1, 5] if tiling.rows == 1 else [1, 5, 40])
 ]
 
 
-@pytest.mark.parametrize(("tiling", "tokens"), TOKENS_OF_TILINGS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
-def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("tiled", "tolerance"),
+    corners(TOKENS_OF_TILINGS, [1e-5, 5e-3]),
+)
+def test_triton(tiled: tuple[MoeTiling, int], tolerance: float) -> None:
+    tiling, tokens = tiled
+    dtype = torch.float32 if tolerance < 1e-3 else torch.float16
     x, gate_up, down, weights, ids = drawn(tokens, 5, 3, seed=4, hidden=40, width=24)
     inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
     expected = one_by_one(*inputs)
@@ -243,9 +248,9 @@ SHARED_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("tiling", "tokens"), SHARED_CASES)
-@pytest.mark.parametrize("shares", [1, 2, 3])
-def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens: int) -> None:
+@pytest.mark.parametrize(("tiled", "shares"), corners(SHARED_CASES, [1, 2, 3]))
+def test_shared_experts_are_added(tiled: tuple[MoeTiling | None, int], shares: int) -> None:
+    tiling, tokens = tiled
     inputs = drawn(tokens, 4, 2, seed=8, hidden=40, width=24)
     draw = torch.Generator().manual_seed(9)
     gate_up = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3

@@ -12,6 +12,7 @@ from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, q
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.weight import Weight
+from support.corners import corners
 from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -32,22 +33,23 @@ def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: T
     return out
 
 
-@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "tiling", "dtype", "limit"),
-    [
-        (1, PAIRS, FP8, 2e-3),
-        (1, PAIRS, INT8, 2e-3),
-        (7, FEW, INT8, 0.02),
-        (40, FEW, INT8, 0.02),
-        (70, MANY, INT8, 0.02),
-    ],
+    ("case", "by_row"),
+    corners(
+        [
+            (1, PAIRS, FP8, 2e-3),
+            (1, PAIRS, INT8, 2e-3),
+            (7, FEW, INT8, 0.02),
+            (40, FEW, INT8, 0.02),
+            (70, MANY, INT8, 0.02),
+        ],
+        [False, True],
+    ),
 )
-def test_experts(
-    tokens: int, tiling: MoeTiling, dtype: torch.dtype, limit: float, by_row: bool
-) -> None:
+def test_experts(case: tuple[int, MoeTiling, torch.dtype, float], by_row: bool) -> None:
     """Rows of pairs are not quantized. The other kernels quantize with INT8 alone here: the interpreter's conversion to
     FP8 loses carries (`tests/gpu` has both)."""
+    tokens, tiling, dtype, limit = case
     draw = torch.Generator().manual_seed(tokens)
     x = (torch.randn(tokens, HIDDEN, generator=draw) * 8).to(DEVICE, torch.float16)
     ids = torch.stack([torch.randperm(EXPERTS, generator=draw)[:TOP_K] for _ in range(tokens)])

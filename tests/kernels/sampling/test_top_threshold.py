@@ -80,7 +80,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
 
 
 @OPS
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(batch=batches())
 def test_what_stays_is_what_a_sorted_list_keeps(
     op: object, batch: tuple[Tensor, list[tuple[float, int, float, float]]]
