@@ -88,7 +88,10 @@ def ranks(size: int) -> Ranks:
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.ranks"])
+    # Of the package: Python 3.11 does not give a fork server this process's import path, and ignores what it cannot import
+    context.set_forkserver_preload(
+        ["mla_router.worker.engine.loader", "mla_router.worker.kernels.comm.group"]
+    )
     return context
 
 
