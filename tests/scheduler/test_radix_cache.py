@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -159,6 +160,24 @@ RadixCacheMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None
 )
 TestRadixCache = RadixCacheMachine.TestCase
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("page_size", [1, 2, 3])
+def test_a_match_ends_within_a_node(page_size: int, before: int) -> None:
+    """Five pages in one node, behind a node of `before` pages; three of them match. The node is split once."""
+    cache = RadixCache(page_size)
+    tokens = list(range(page_size * (before + 5)))
+    start = tokens[: page_size * before]
+    cache.insert(cache.root(""), start, list(range(before)))
+    other = [*start, *(-1 for _ in range(page_size))]
+    cache.insert(cache.root(""), other, [*range(before), 99])
+    cache.insert(cache.root(""), tokens, list(range(before + 5)))
+    asked = tokens[: page_size * (before + 3)]
+    different = [-2] * (2 * page_size)
+    nodes = sum(1 for _ in cache)
+    assert cache.match("", asked + different)[1] == list(range(before + 3))
+    assert sum(1 for _ in cache) == nodes + 1
 
 
 def test_many_salts_leave_nothing_behind() -> None:

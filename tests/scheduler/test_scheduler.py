@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToScheduler
+from mla_router.worker.scheduler import scheduler
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
@@ -151,6 +155,16 @@ def test_stats_and_flush_are_answered() -> None:
     assert [answer.query for answer in answers] == [7, 8]
     assert answers[0].cached_pages > 0
     assert answers[1].free_pages == answers[1].total_pages
+
+
+def test_stats_are_sent_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is an eighth of a second later."""
+    clock = itertools.count(1.0, 0.125)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    sent = [m for m in run({0: [generate("a", [1, 2], 30)]}).channel.said if isinstance(m, Stats)]
+    readings = (next(clock) - 1.0) / 0.125
+    assert readings > 30
+    assert len(sent) == -(-readings // 4)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -16,6 +16,7 @@ from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.validation.sampling import (
     CheckedSampling,
+    check_priority,
     check_sampling,
     draw_seed,
     fit,
@@ -67,6 +68,10 @@ def limits(context: int, total: int) -> Ready:
         ("stop_token_ids", [VOCAB]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [0] * 257),
+        ("n", 0),
+        ("n", 65),
+        ("stream_interval", 0),
+        ("stream_interval", 4097),
         ("min_p", 1.01),
         ("min_p", math.nan),
         ("min_tokens", 6),
@@ -160,6 +165,18 @@ def test_all_wrong_keys_of_logit_bias_are_named() -> None:
 def test_min_tokens_are_at_most_max_tokens_if_those_are_named() -> None:
     assert check(min_tokens=5).params.min_tokens == 5
     assert check(max_tokens=None, min_tokens=500).params.min_tokens == 500
+
+
+@pytest.mark.parametrize("given", [None, 0, 1, 7, 100, -100])
+def test_priorities_within_the_limits(given: int | None) -> None:
+    check_priority(given, enabled=True)
+
+
+@pytest.mark.parametrize(("given", "enabled"), [(101, True), (-101, True), (1, False)])
+def test_refused_priorities(given: int, enabled: bool) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_priority(given, enabled=enabled)
+    assert caught.value.body.error.param == "priority"
 
 
 def test_seeds() -> None:
