@@ -36,12 +36,14 @@ def latents(heads: int = 16, **changes: int) -> LatentAttentionSpec:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    reason = FlashInferBackend.supports(latents(), CUDA, torch.bfloat16)
+    reason = FlashInferBackend.supports(latents(), CUDA, torch.bfloat16, torch.bfloat16)
     assert reason is not None and "pip install 'mla-router[flashinfer]'" in reason
 
 
 def test_heads_of_another_width() -> None:
-    reason = FlashInferBackend.supports(latents(qk_nope_head_dim=64), CUDA, torch.bfloat16)
+    reason = FlashInferBackend.supports(
+        latents(qk_nope_head_dim=64), CUDA, torch.bfloat16, torch.bfloat16
+    )
     assert reason == "has kernels for heads (192, 128) wide, not (128, 128)"
 
 
@@ -73,7 +75,7 @@ def test_its_decode_reads_common_prefixes_once(
     layout = StepLayout(pages, 16, torch.arange(rows), lengths, length)
     q = torch.randn(rows, heads, latent + rotary).split([latent, rotary], dim=-1)
     spec = latents(heads, kv_lora_rank=latent, qk_rope_head_dim=rotary)
-    step = FlashInferBackend(spec, CPU, torch.float32).plan(layout)
+    step = FlashInferBackend(spec, CPU, torch.float32, torch.float32).plan(layout)
     assert step.prefixes is not None, "nothing in common was found"
     got = step.mla_decode(*q, cache)
     expected = mla_decode_torch(

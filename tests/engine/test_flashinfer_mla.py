@@ -125,7 +125,7 @@ def test_transformers_tokens(tmp_path: Path) -> None:
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     capacity = Capacity(num_pages=100, page_size=4, num_slots=3, context_length=64)
     (spec,) = model.config.attention_specs
-    prefill = TorchBackend(spec, CPU, torch.float32)
+    prefill = TorchBackend(spec, CPU, torch.float32, torch.float32)
     attention = ModelAttention([FlashInferMlaBackend(prefill, spec, CPU, torch.float32)])
     assert attention.name == "torch+flashinfer_mla" and not attention.supports_decode_graph
     engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=attention)
@@ -157,7 +157,7 @@ LATENTS = LatentAttentionSpec(
 
 
 def reason(spec: LatentAttentionSpec = LATENTS) -> str | None:
-    return FlashInferMlaBackend.supports(spec, torch.device("cuda"), torch.bfloat16)
+    return FlashInferMlaBackend.supports(spec, torch.device("cuda"), torch.bfloat16, torch.bfloat16)
 
 
 @pytest.mark.usefixtures("flashinfer")

@@ -44,11 +44,11 @@ CHUNKS = (ChunkExtent(2, 0, 9), ChunkExtent(0, 20, 1), ChunkExtent(3, 11, 5))
 
 
 def plain(spec: AttentionSpec) -> TorchBackend:
-    return TorchBackend(spec, CPU, torch.float32)
+    return TorchBackend(spec, CPU, torch.float32, torch.float32)
 
 
 def triton(spec: AttentionSpec) -> TritonBackend:
-    return TritonBackend(spec, CPU, torch.float32)
+    return TritonBackend(spec, CPU, torch.float32, torch.float32)
 
 
 @pytest.fixture

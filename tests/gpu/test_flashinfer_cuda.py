@@ -63,14 +63,14 @@ class Model:
 
 @pytest.fixture(scope="module")
 def flashinfer() -> FlashInferBackend:
-    assert FlashInferBackend.supports(SPEC, DEVICE, torch.bfloat16) is None
-    return FlashInferBackend(SPEC, DEVICE, torch.bfloat16)
+    assert FlashInferBackend.supports(SPEC, DEVICE, torch.bfloat16, torch.bfloat16) is None
+    return FlashInferBackend(SPEC, DEVICE, torch.bfloat16, torch.bfloat16)
 
 
 @pytest.mark.parametrize("most_keys", [100_000, 1000], ids=["one pass", "several passes"])
 def test_as_ours(flashinfer: FlashInferBackend, most_keys: int) -> None:
     """Three steps in flight: each uses its own plan."""
-    ours = TritonBackend(SPEC, DEVICE, torch.bfloat16)
+    ours = TritonBackend(SPEC, DEVICE, torch.bfloat16, torch.bfloat16)
     ours.max_keys = flashinfer.ours.max_keys = most_keys
     model = Model()
     steps = [

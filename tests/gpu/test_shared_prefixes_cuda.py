@@ -57,7 +57,7 @@ def attend(paged: PagedCache, q: Tensor, max_length: int) -> Tensor:
     layout = StepLayout(
         paged.page_table, paged.cache.shape[1], paged.slots, paged.lengths, max_length
     )
-    attention = TritonBackend(SPEC, CUDA, torch.bfloat16).plan(layout)
+    attention = TritonBackend(SPEC, CUDA, torch.bfloat16, torch.bfloat16).plan(layout)
     assert attention.prefixes is not None
     torch.zeros(1, device="cuda")  # what a step's embedding is between plan and layers (`pdl.py`)
     return attention.mla_decode(*q.split([LATENT, ROPE], dim=-1), paged.cache)

@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 def torch_attention(config: ModelConfig) -> ModelAttention:
     """Returns the torch backend, for any device and dtype."""
     return ModelAttention(
-        [TorchBackend(spec, CPU, torch.float32) for spec in config.attention_specs]
+        [TorchBackend(spec, CPU, torch.float32, torch.float32) for spec in config.attention_specs]
     )
 
 
 def triton_attention(
-    config: ModelConfig, device: torch.device = CPU, kv_cache_dtype: torch.dtype | None = None
+    config: ModelConfig, device: torch.device = CPU, kv_cache_dtype: torch.dtype = torch.bfloat16
 ) -> ModelAttention:
     """Returns the Triton backend, for a CPU as well, where each op uses its torch form."""
     specs = config.attention_specs

@@ -70,6 +70,6 @@ def meta_engines(
             capacity,
             device=META,
             dtype=torch.bfloat16,
-            attention=triton_attention(config, META, kv_cache_dtype),
+            attention=triton_attention(config, META, kv_cache_dtype or torch.bfloat16),
             kv_cache_dtype=kv_cache_dtype,
         )

@@ -41,7 +41,7 @@ class FlashInferBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> None:
         """Loads the kernel, or compiles it at its first use on this machine. `spec` must be supported."""
         self.ours = TritonBackend(
@@ -57,7 +57,7 @@ class FlashInferBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> str | None:
         if reason := TritonBackend.supports(spec, device, dtype, kv_cache_dtype):
             return reason

@@ -57,10 +57,10 @@ class FlashInferMlaBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> str | None:
         reason = gpu_reason(device, dtype) or full_attention_reason(spec)
-        if reason := reason or same_dtype_reason(dtype, kv_cache_dtype or dtype):
+        if reason := reason or same_dtype_reason(dtype, kv_cache_dtype):
             return reason
         if not isinstance(spec, LatentAttentionSpec):
             return "needs a KV cache of latents"

@@ -55,10 +55,10 @@ class AttentionBackend(Protocol):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> str | None:
         """Returns the reason for which it cannot serve `spec` on `device` in `dtype` with a KV cache of
-        `kv_cache_dtype`, by default of `dtype`, as words after the name of a flag; None if it can."""
+        `kv_cache_dtype`, as words after the name of a flag; None if it can."""
         ...
 
     @property

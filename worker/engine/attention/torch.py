@@ -29,7 +29,7 @@ class TorchBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> None:
         del device, dtype, kv_cache_dtype
         self._scale = spec.scale
@@ -40,7 +40,7 @@ class TorchBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> str | None:
         del device, dtype, kv_cache_dtype
         return full_attention_reason(spec)

@@ -70,14 +70,13 @@ class TritonBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> None:
+        del dtype
         self.max_keys = MAX_EXPANDED // spec.prefill_kv_dim
         self._num_heads = spec.num_heads
         self._scale = spec.scale
-        self._tiles, self._group_tiles = _decode_tiles(
-            spec, device, fp8=is_fp8(kv_cache_dtype or dtype)
-        )
+        self._tiles, self._group_tiles = _decode_tiles(spec, device, fp8=is_fp8(kv_cache_dtype))
         self._device = device
         self._upload = Upload(device)
 
@@ -87,9 +86,9 @@ class TritonBackend(AttentionBackend):
         spec: AttentionSpec,
         device: torch.device,
         dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype | None = None,
+        kv_cache_dtype: torch.dtype,
     ) -> str | None:
-        widths_reason = _widths_reason(spec, fp8=is_fp8(kv_cache_dtype or dtype))
+        widths_reason = _widths_reason(spec, fp8=is_fp8(kv_cache_dtype))
         return gpu_reason(device, dtype) or full_attention_reason(spec) or widths_reason
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
