@@ -94,8 +94,9 @@ def _serve(result: Path, errors: Path) -> None:
     import hypothesis  # noqa: F401  # with torch and Triton, most of what test modules import
     import pytest  # noqa: F401
     import torch  # noqa: F401
-    import triton  # noqa: F401
+    from triton.runtime.cache import triton_key
 
+    triton_key()  # a hash of the compiler, which otherwise each fork computes
     for line in sys.stdin:
         number, source, name = json.loads(line)
         child = os.fork()
