@@ -12,6 +12,7 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.quantize import quantize_rows_torch
 from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
+from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
@@ -130,6 +131,19 @@ def launches() -> None:
                 quantized_linear_triton(q, weight, out_dtype=x.dtype, tiles=tiles)
 
 
+def hopper_launches() -> None:
+    """Each number of rows in a tile, and fewer groups of inputs than tiles of the ring."""
+    for count, outputs, inputs in (
+        (5, 3648, 2048),
+        (9, 2112, 7168),
+        (32, 576, 1040),
+        (64, 2048, 2816),
+    ):
+        x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
+        q = quantized_linear.quantize_rows_triton(x, FP8)
+        quantized_linear_hopper(q, drawn_meta(outputs, inputs, FP8), out_dtype=x.dtype)
+
+
 def drawn_meta(outputs: int, inputs: int, dtype: torch.dtype) -> quantized_linear.Weight:
     block = (128, 128) if dtype == FP8 else (1, inputs)
     return quantized_linear.Weight(
@@ -144,6 +158,12 @@ def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         report.check()
         assert report.shared_bytes <= 114_688, report  # `quantize.SHARED_BYTES`
+
+
+def test_ring_of_tiles_compiled_for_sm_90() -> None:
+    for report in compile_sm90(hopper_launches):
+        report.check()
+        assert report.has_wgmma or report.kernel == "_quantize_kernel", report
 
 
 @pytest.mark.parametrize("added", [True, False])

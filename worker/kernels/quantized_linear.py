@@ -1,7 +1,8 @@
 """x @ weight.T with a quantized weight.
 
 The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
-`quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below or torch's library.
+`quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below, for the one of Hopper with a
+ring of tiles (`quantized_linear_hopper.py`), or for torch's library.
 `quantized_linear_torch` multiplies the same numbers on a CPU.
 
 A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
@@ -32,6 +33,10 @@ from mla_router.worker.kernels.quantize import (
     round_rows,
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
+from mla_router.worker.kernels.quantized_linear_hopper import (
+    quantized_linear_hopper,
+    suits_hopper,
+)
 from mla_router.worker.kernels.tuned import dense_tile
 from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
@@ -70,6 +75,9 @@ def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Te
         return quantized_gemv_triton(x, weight, out_dtype=out_dtype)
     if few_rows.is_few(*x.shape):
         return few_rows.few_rows_quantized(x, weight, out_dtype=out_dtype)
+    if suits_hopper(weight, rows):
+        values = quantize_rows(x, weight.values.dtype)
+        return quantized_linear_hopper(values, weight, out_dtype=out_dtype)
     fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
     has_library = weight.library_scales is not None and is_hopper(x.device)
     if rows >= fewest and out_dtype == torch.bfloat16 and has_library:
