@@ -31,8 +31,8 @@ function why({ trouble, requests }) {
 
 class Row {
   constructor(worker) {
-    const name = worker.dp_rank === null ? worker.url : `${worker.url}@${worker.dp_rank}`;
-    this.name = element("strong", { text: name.replace(/^http:\/\//, ""), title: name });
+    const replica = worker.dp_rank === null ? worker.url : `${worker.url}@${worker.dp_rank}`;
+    this.name = element("strong", { text: replica.replace(/^http:\/\//, ""), title: replica });
     this.state = element("span", { className: "dot" });
     this.reason = cell("Reason", "reason");
     this.output = element("span");
