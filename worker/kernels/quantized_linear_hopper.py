@@ -123,42 +123,11 @@ def _linear_kernel(
     mbarrier.init(summed, count=1)
     ring = weights, activations, full, empty
     scales = x_scales, weight_scales, row_stride, group_stride
+    operands = ring, other_sums, summed, scales, out, rows
     gl.warp_specialize(
         [
-            (
-                _consume,
-                (
-                    ring,
-                    other_sums,
-                    summed,
-                    scales,
-                    out,
-                    rows,
-                    0,
-                    INPUTS,
-                    N,
-                    SCALE_ROWS,
-                    SCALE_COLUMNS,
-                    AHEAD,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    ring,
-                    other_sums,
-                    summed,
-                    scales,
-                    out,
-                    rows,
-                    1,
-                    INPUTS,
-                    N,
-                    SCALE_ROWS,
-                    SCALE_COLUMNS,
-                    AHEAD,
-                ),
-            ),
+            (_consume, (operands, 0, INPUTS, N, SCALE_ROWS, SCALE_COLUMNS, AHEAD)),
+            (_consume, (operands, 1, INPUTS, N, SCALE_ROWS, SCALE_COLUMNS, AHEAD)),
             (_produce, (ring, weight, x, INPUTS, AHEAD)),
         ],
         [4, 1],
@@ -203,12 +172,7 @@ def _produce(ring, weight, x, INPUTS: gl.constexpr, AHEAD: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    ring,
-    other_sums,
-    summed,
-    scales,
-    out,
-    rows,
+    operands,
     HALF: gl.constexpr,
     INPUTS: gl.constexpr,
     N: gl.constexpr,
@@ -217,6 +181,7 @@ def _consume(
     AHEAD: gl.constexpr,
 ):
     """Multiplies every second tile. The second half's sums are added by the first, which stores the result."""
+    ring, other_sums, summed, scales, out, rows = operands
     weights, activations, full, empty = ring
     x_scales, weight_scales, row_stride, group_stride = scales
     STAGES: gl.constexpr = weights.shape[0]
