@@ -1,6 +1,6 @@
 """The heartbeats of a worker's ranks: counters in shared memory, which its server processes read.
 
-Each rank has a page; the page of rank 0 is that of the scheduler. A heartbeat costs a few stores to memory a step. The
+Each rank has a page. The scheduler, which is rank 0, writes the first one. A heartbeat costs a few stores to memory a step. The
 servers read the pages without help, so they also find a process that is stopped or hangs in a step.
 """
 

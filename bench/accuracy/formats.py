@@ -6,8 +6,8 @@
 
 For each format it starts a worker with the small model (or --model-path), asks the same questions (`run.py`) greedily,
 and scores the same continuations (`kl.py`), which the first worker samples: in float32 on a CPU, in bfloat16 on a GPU.
-KL a token is that of the format's probabilities from the first worker's. The exit status is 1 if the accuracy of a
-format is more than --max-loss points below the first one.
+The table has the KL divergence a token from the first worker's probabilities. The exit status is 1 if a format answers
+more than --max-loss points fewer questions rightly than the first worker.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ class Moe:
 
 
 def compile_size(problem: Problem, job: Job) -> int:
-    """Returns a number of rows with which `job` is launched without a GPU: it decides whether blocks are sorted."""
+    """Returns the number of rows for compiling `job` without a GPU. Blocks are sorted from a certain number on."""
     if isinstance(problem, Dense):
         return max(BLOCKS)
     if isinstance(problem, FewRows):

@@ -89,7 +89,7 @@ def on_cpu(weight: Weight) -> Weight:
 def test_linear_is_its_twin_on_a_cpu(
     outputs: int, inputs: int, dtype: torch.dtype, block: tuple[int, int], tokens: int
 ) -> None:
-    """Both round the same activations: what is left is bfloat16's rounding of the result."""
+    """Both round the same activations. They differ only by the rounding of the result to bfloat16."""
     weight = drawn_weight(outputs, inputs, dtype=dtype, block=block, device="cuda")
     draw = torch.Generator("cuda").manual_seed(tokens)
     x = torch.randn(tokens, inputs, generator=draw, device="cuda").bfloat16()

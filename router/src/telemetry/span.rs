@@ -88,7 +88,7 @@ fn attempt(
     end: Duration,
     is_last: bool,
 ) -> Span {
-    // The status is that of the last attempt.
+    // The last attempt gives the status.
     let status = record.status.filter(|_| is_last);
     let server_error = status.is_some_and(|status| status.is_server_error());
     let attributes = [

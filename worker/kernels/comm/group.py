@@ -48,8 +48,8 @@ class Group:
         """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL.
 
         `store` is the path of a file that does not exist before the first rank joins, in a folder of this user. Each
-        group has a separate one. Gloo listens on the loopback interface, NCCL on that of the environment variable
-        NCCL_SOCKET_IFNAME.
+        group has a separate file. Gloo listens on the loopback interface. The environment variable NCCL_SOCKET_IFNAME
+        names the interface of NCCL.
 
         Raises RuntimeError if a rank is missing after `timeout_s`. So does a collective of gloo, and at once if a
         rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
