@@ -1,7 +1,7 @@
 """The heartbeats of a worker's ranks: counters in shared memory, which its server processes read.
 
-Each rank has a page. The scheduler, which is rank 0, writes the first one. A heartbeat costs a few stores to memory a step. The
-servers read the pages without help, so they also find a process that is stopped or hangs in a step.
+Each rank has a page. The scheduler, which is rank 0, writes the first one. A heartbeat costs a few stores to memory a
+step. The servers read the pages without help, so they also find a process that is stopped or hangs in a step.
 """
 
 from __future__ import annotations
