@@ -133,8 +133,7 @@ def test_it_shows_the_workers_and_talks_to_the_model(
             points = await page.evaluate(POINTS)
             said = await page.evaluate(ANSWERS)
             assert points > 3 and len(said) == 2
-            await page.open(small_server.url + "/dashboard#again")
-            await page.command("Page.reload")
+            await page.reload()
             await page.until(f"{POINTS} >= {points}")
             assert await page.evaluate(ANSWERS) == said
             assert not page.complaints

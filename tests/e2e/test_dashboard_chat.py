@@ -148,7 +148,7 @@ def test_a_conversation_goes_on_after_a_reload_and_has_several_lines() -> None:
             await page.type("#message", "five")
             await _until_answered(page, 1)
             assert engine.requests[0]["messages"][0]["content"] == "one\ntwo\nthree\nfour\nfive"
-            await page.command("Page.reload")
+            await page.reload()
             await page.until("document.querySelector('#state').textContent == 'serving'")
             await page.until(f"{TEXTS}.length == 2")
             await page.type("#message", "Again?")

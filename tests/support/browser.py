@@ -26,6 +26,7 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._ids = itertools.count(1)
+        self._loads = 0  # pages that have loaded
         self.complaints: list[
             str
         ] = []  # errors and warnings of the page, including its content security policy
@@ -40,6 +41,16 @@ class Page:
                 return answer["result"]
             self._listen(answer)
 
+    async def _load(self, method: str, **params: Any) -> None:
+        """Sends a command that loads a page, and returns when that page has loaded.
+
+        Until then a script may meet the old page, or a part of the new one.
+        """
+        loads = self._loads
+        await self.command(method, **params)
+        while self._loads == loads:
+            self._listen(await self._socket.receive_json(timeout=PATIENCE_S))
+
     def _listen(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
         match event.get("method"):
@@ -47,6 +58,8 @@ class Page:
                 self.complaints.append(params["entry"]["text"])
             case "Runtime.exceptionThrown":
                 self.complaints.append(str(params["exceptionDetails"]))
+            case "Page.loadEventFired":
+                self._loads += 1
 
     async def evaluate(self, script: str) -> Any:
         result = await self.command("Runtime.evaluate", expression=script, returnByValue=True)
@@ -63,8 +76,10 @@ class Page:
     async def open(self, url: str, dark: bool = False) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.command("Emulation.setEmulatedMedia", features=[scheme])
-        await self.command("Page.navigate", url=url)
-        await self.until(f"location.href == {url!r} && document.readyState == 'complete'")
+        await self._load("Page.navigate", url=url)
+
+    async def reload(self) -> None:
+        await self._load("Page.reload")
 
     async def type(self, selector: str, text: str, enter: bool = True) -> None:
         """Types `text` into an element, and Enter, as a user does."""
