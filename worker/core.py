@@ -108,8 +108,16 @@ class RowKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStep:
+    """The agreement of the DP ranks on a step, which they launch together. It is the same on all of them."""
+
+    rows: tuple[int, ...]  # `StepPlan.num_tokens` of each DP rank; 0: the rank is idle
+    decode: bool  # whether the step of each rank fits a decode graph (`engine/runners/choose.py`)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward step. Its rows are the decode rows, then the rows of the chunks."""
+    """One forward step. Its rows are the decode rows, then the rows of the chunks. An idle DP rank has none."""
 
     decode_slots: tuple[int, ...]
     # Most tokens in the KV cache after this step, for which the slot has pages. Exact if `tokens_per_row` is 1
@@ -117,6 +125,7 @@ class StepPlan:
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
+    group: GroupStep | None = None  # with DP attention
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from mla_router.worker.core import (
     Admitted,
+    GroupStep,
     PrefillChunk,
     SamplingParams,
     StepEngine,
@@ -60,6 +61,7 @@ PLAN = StepPlan(
     chunks=(PrefillChunk(2, 4, (7, 8), True, 1, (8,)), PrefillChunk(0, 0, (9,), False)),
     page_writes=((3, 1, 5), (2, 0, 6)),
     admitted=(Admitted(2, SAMPLING, [1, 2, 3], [4]), Admitted(0, SamplingParams(1), [9], [])),
+    group=GroupStep((5, 0), decode=False),
 )
 
 

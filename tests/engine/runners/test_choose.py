@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mla_router.worker.core import PrefillChunk, StepPlan
+from mla_router.worker.core import GroupStep, PrefillChunk, StepPlan
 from mla_router.worker.engine.runners.choose import (
     MAX_EXTRA_READS,
     MAX_INPUT_TOKENS,
@@ -32,7 +34,7 @@ def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
     assert fits_decode_graph(step(decodes=1000))
     assert fits_decode_graph(step(chunk(5, 0, 3)))
     assert fits_decode_graph(step(chunk(5, 7, 2), chunk(4, 0, 9, is_last=False), decodes=4))
-    assert not fits_decode_graph(step())
+    assert fits_decode_graph(step())  # an idle DP rank
     halves = chunk(5, 0, MAX_INPUT_TOKENS // 2), chunk(4, 0, MAX_INPUT_TOKENS // 2)
     assert fits_decode_graph(step(*halves, decodes=3))
     assert not fits_decode_graph(step(*halves, chunk(3, 0, 1), decodes=3))
@@ -82,3 +84,33 @@ def test_the_first_runner_that_fits_is_selected(
 ) -> None:
     assert choose_runner(plan, SIZES) == RunnerChoice(*choice)
     assert choose_runner(plan, GraphSizes()) == (EAGER, plan.num_tokens)
+
+
+def test_idle_steps_without_a_group_have_no_graph() -> None:
+    assert choose_runner(step(), GraphSizes(decode=(4, 8))) == (EAGER, 0)
+
+
+@pytest.mark.parametrize(
+    ("plans", "choice"),
+    [
+        ((step(decodes=2), step(decodes=7), step()), (DECODE, 8)),
+        ((step(chunk(9, 0, 3)), step(decodes=4)), (DECODE, 4)),
+        ((step(decodes=2), step(chunk(9, 0, 9))), (PIECEWISE, 16)),  # no prefill graph
+        ((step(SCORED), step()), (PIECEWISE, 16)),
+        ((step(chunk(9, 0, 20)), step(chunk(9, 0, 7), decodes=1)), (PIECEWISE, 32)),
+    ],
+)
+def test_all_ranks_of_a_group_choose_the_same_graph(
+    plans: tuple[StepPlan, ...], choice: tuple[RunnerKind, int]
+) -> None:
+    rows = tuple(plan.num_tokens for plan in plans)
+    group = GroupStep(rows, all(map(fits_decode_graph, plans)))
+    for plan in plans:
+        assert choose_runner(replace(plan, group=group), SIZES) == RunnerChoice(*choice)
+
+
+def test_a_long_prompt_on_one_rank_is_eager_on_all() -> None:
+    group = GroupStep((33, 2, 0), decode=False)
+    plans = step(chunk(9, 0, 33)), step(decodes=2), step()
+    choices = [choose_runner(replace(plan, group=group), SIZES) for plan in plans]
+    assert choices == [(EAGER, 33), (EAGER, 2), (EAGER, 0)]

@@ -1,6 +1,7 @@
 """Selects the runner of a step from host integers alone.
 
 Ranks that share a model must agree on the runner, so the choice depends on neither a device nor the state of a runner.
+With DP attention the ranks have different plans: the choice depends on `StepPlan.group` alone.
 """
 
 from __future__ import annotations
@@ -34,20 +35,24 @@ class RunnerChoice(NamedTuple):
 
 
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
-    """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs."""
-    rows = plan.num_tokens
+    """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs. With a
+    group, all its ranks get the same runner, and the same size of a graph: that of the rank with most rows."""
+    group = plan.group
+    rows = plan.num_tokens if group is None else max(group.rows)
+    decode = fits_decode_graph(plan) if group is None else group.decode
     # Before prefill graphs, because few rows are faster as decode rows than in prefill attention
-    if (size := _smallest(sizes.decode, rows)) and fits_decode_graph(plan):
+    if rows and decode and (size := _smallest(sizes.decode, rows)):
         return RunnerChoice(RunnerKind.DECODE_GRAPH, size)
-    if (size := _smallest(sizes.prefill, rows)) and fits_prefill_graph(plan):
+    # The other ranks of a group have other chunks
+    if group is None and fits_prefill_graph(plan) and (size := _smallest(sizes.prefill, rows)):
         return RunnerChoice(RunnerKind.PREFILL_GRAPH, size)
     if size := _smallest(sizes.piecewise, rows):
         return RunnerChoice(RunnerKind.PIECEWISE, size)
-    return RunnerChoice(RunnerKind.EAGER, rows)
+    return RunnerChoice(RunnerKind.EAGER, plan.num_tokens)
 
 
 def fits_decode_graph(plan: StepPlan) -> bool:
-    """Returns whether all rows can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
+    """Returns whether all rows, if any, can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
     logits are computed a slice at a time, outside of a graph."""
     tokens = extra_reads = 0
     for chunk in plan.chunks:
@@ -55,7 +60,7 @@ def fits_decode_graph(plan: StepPlan) -> bool:
             return False
         tokens += len(chunk.tokens)
         extra_reads += (len(chunk.tokens) - 1) * (chunk.start + len(chunk.tokens))
-    return plan.num_tokens > 0 and tokens <= MAX_INPUT_TOKENS and extra_reads <= MAX_EXTRA_READS
+    return tokens <= MAX_INPUT_TOKENS and extra_reads <= MAX_EXTRA_READS
 
 
 def fits_prefill_graph(plan: StepPlan) -> bool:
