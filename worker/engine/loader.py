@@ -136,18 +136,18 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
             f"--enable-torch-compile: the linear weights are {model.quantization.dtype}, which only our kernels multiply; "
             f"leave --enable-torch-compile out"
         )
-    rounds = config.mla_bmm_dtype != "auto"
-    if not (config.disable_mla or rounds):
+    keeps = config.mla_bmm_dtype != "auto"
+    if not (config.disable_mla or keeps):
         return model
     if not isinstance(model, DeepseekConfig):
         flag = "--disable-mla" if config.disable_mla else "--mla-bmm-dtype"
         raise ConfigError(f"{flag}: {model.architecture} has no MLA: leave {flag} out")
-    if rounds:
-        _check_rounding(config, model)
+    if keeps:
+        _check_kv_b_proj(config, model)
     return replace(model, disable_mla=config.disable_mla, mla_bmm_dtype=config.mla_bmm_dtype)
 
 
-def _check_rounding(config: WorkerConfig, model: DeepseekConfig) -> None:
+def _check_kv_b_proj(config: WorkerConfig, model: DeepseekConfig) -> None:
     """Raises ConfigError if the matrices of MLA's batched products are not FP8."""
     flag = f"--mla-bmm-dtype {config.mla_bmm_dtype}"
     if config.disable_mla:
@@ -155,7 +155,7 @@ def _check_rounding(config: WorkerConfig, model: DeepseekConfig) -> None:
     found = model.quantization
     if found is None or found.dtype != FP8 or found.online or found.weight_only:
         raise ConfigError(
-            f"{flag}: the checkpoint has no FP8 kv_b_proj for FP8 activations; leave the flag out"
+            f"{flag}: the checkpoint has no FP8 kv_b_proj with FP8 activations; leave the flag out"
         )
 
 

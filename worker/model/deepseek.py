@@ -77,6 +77,7 @@ class LatentAttention(AttentionLayer):
         self.q_lora_rank = config.q_lora_rank
         self.kv_lora_rank = config.kv_lora_rank
         self.interleaved = config.rope.interleaved
+        self.keeps_bmm_quantized = config.mla_bmm_dtype != "auto"
         self.bmm_dtype = FORMATS.get(config.mla_bmm_dtype)
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
@@ -193,8 +194,9 @@ class LatentAttention(AttentionLayer):
         return None if self.bmm_dtype is None else StaticFP8(self.bmm_dtype, scale)
 
     def absorbs_quantized(self, weight: Weight, dtype: torch.dtype) -> bool:
-        """Whether decode has kernels for the halves of kv_b_proj, head by head, as they are quantized."""
-        return takes_heads(weight, dtype, rows=(self.qk_nope_head_dim, self.v_head_dim))
+        """Whether kv_b_proj stays quantized: it was asked for, and decode has kernels for its halves, head by head."""
+        rows = self.qk_nope_head_dim, self.v_head_dim
+        return self.keeps_bmm_quantized and takes_heads(weight, dtype, rows=rows)
 
     def up_projections(self) -> tuple[Weight, Weight]:
         """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""

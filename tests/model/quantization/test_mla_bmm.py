@@ -1,4 +1,4 @@
-"""--mla-bmm-dtype: queries and attended latents are rounded to FP8 in decode, and nothing else changes."""
+"""--mla-bmm-dtype: kv_b_proj stays quantized; queries and attended latents are rounded to FP8 in decode alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.loader import choose_config
-from mla_router.worker.model import deepseek
+from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.deepseek import LatentAttention
@@ -30,20 +30,23 @@ def quantized(folder: Path, name: str = "v3", kind: str = "block") -> Path:
     return folder / "quantized"
 
 
-def answers(folder: Path, mla_bmm_dtype: str) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities by prefill and by three decode steps."""
+def load(folder: Path, mla_bmm_dtype: str) -> CausalLM:
     config = read_config(folder)
     assert isinstance(config, DeepseekConfig)
     config = replace(config, mla_bmm_dtype=mla_bmm_dtype)
-    model = load_model(folder, device="cpu", dtype=torch.float32, config=config)
-    driver = ForwardDriver(model, page_size=16)
+    return load_model(folder, device="cpu", dtype=torch.float32, config=config)
+
+
+def answers(folder: Path, mla_bmm_dtype: str) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities by prefill and by three decode steps."""
+    driver = ForwardDriver(load(folder, mla_bmm_dtype), page_size=16)
     prefilled = driver.step(chunks=[(0, PROMPT)])
     return prefilled, torch.cat([driver.step({0: token}) for token in (5, 6, 7)])
 
 
 def test_only_decode_is_rounded(tmp_path: Path) -> None:
     folder = quantized(tmp_path)
-    prefilled, exact = answers(folder, "auto")
+    prefilled, exact = answers(folder, "cast")
     errors = []
     for dtype in ("fp8_e4m3", "fp8_e5m2"):
         own, rounded = answers(folder, dtype)
@@ -53,20 +56,17 @@ def test_only_decode_is_rounded(tmp_path: Path) -> None:
     assert 0 < errors[0] < errors[1] < 0.5
 
 
-def test_heads_of_whole_blocks_stay_quantized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_of_whole_blocks_stay_quantized_on_request(tmp_path: Path) -> None:
     """Few tokens are not rounded: decode has the numbers of the dequantized weight."""
     heads = {"qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
     write_tiny_model(tmp_path / "source", **CONFIGS["v3"] | heads)
     quantize_folder(tmp_path / "source", tmp_path / "quantized", Format("block"))
     answers = []
-    for keeps in (True, False):
-        if not keeps:
-            monkeypatch.setattr(deepseek, "takes_heads", lambda *_, **__: False)
-        model = load_model(tmp_path / "quantized", device="cpu", dtype=torch.float32)
+    for mla_bmm_dtype in ("cast", "auto"):
+        model = load(tmp_path / "quantized", mla_bmm_dtype)
         absorbed = [m for m in model.modules() if isinstance(m, LatentAttention)]
-        assert absorbed and all(m.kv_b_proj.operand.is_plain != keeps for m in absorbed)
+        is_plain = mla_bmm_dtype == "auto"
+        assert absorbed and all(m.kv_b_proj.operand.is_plain == is_plain for m in absorbed)
         driver = ForwardDriver(model, page_size=16)
         prefilled = driver.step(chunks=[(0, PROMPT[:6])])
         answers.append(torch.cat([prefilled, *(driver.step({0: token}) for token in (5, 6, 7))]))

@@ -2,7 +2,7 @@
 
 The values stay in memory with one byte. There are two forms:
 
-* Cast at use, the default: values become float16 in registers, where they are exact. Each row of inputs is divided by a
+* Cast at use: values become float16 in registers, where they are exact. Each row of inputs is divided by a
   power of 2 to fit into float16, so that bfloat16 inputs are exact as well.
 * Static FP8 (`StaticFP8`): the inputs are rounded to FP8 with a scale that is known before the launch, and tensor cores
   multiply FP8 by FP8. Their sums have few bits: after each step of 128 inputs they are added to sums in float32
