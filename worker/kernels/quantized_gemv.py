@@ -198,17 +198,19 @@ def scaled_weights(
     SCALE_COLUMNS: tl.constexpr,
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
+    exists=True,
 ):
-    """Loads values [outputs, PIECES, PIECE] from column `start` on, which leave L2 first, and scales [outputs, PIECES]."""
+    """Loads values [outputs, PIECES, PIECE] from column `start` on, which leave L2 first, and scales [outputs, PIECES].
+    Returns zeros unless they exist."""
     piece = start + tl.arange(0, PIECES) * PIECE
     column = piece[:, None] + tl.arange(0, PIECE)[None, :]
     w = tl.load(
         weight_at + column[None, :, :],
-        (column < INPUTS)[None, :, :],
+        (column < INPUTS)[None, :, :] & exists,
         other=0.0,
         eviction_policy="evict_first",
     )
     scale = tl.load(
-        scales_at + (piece // SCALE_COLUMNS)[None, :], (piece < INPUTS)[None, :], other=0.0
+        scales_at + (piece // SCALE_COLUMNS)[None, :], (piece < INPUTS)[None, :] & exists, other=0.0
     )
     return w, scale

@@ -78,6 +78,23 @@ def test_experts(case: tuple[int, MoeTiling, torch.dtype, float], by_row: bool) 
 
 
 @pytest.mark.parametrize("dtype", [FP8, INT8])
+def test_pairs_without_an_expert_read_no_weights(dtype: torch.dtype) -> None:
+    """The scales of all experts that no pair has are NaN, and expert 0 is one of them."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(1, HIDDEN, generator=draw).to(DEVICE, torch.float16)
+    ids = torch.tensor([[-1, 2, -1]], dtype=torch.int32, device=DEVICE)
+    weights = torch.tensor([[0.0, 0.7, 0.0]], device=DEVICE)
+    gate_up = drawn_weight(EXPERTS, 2 * WIDTH, HIDDEN, dtype=dtype, block=(16, 128), device=DEVICE)
+    down = drawn_weight(EXPERTS, HIDDEN, WIDTH, dtype=dtype, device=DEVICE)
+    expected = in_float64(x, numbers(gate_up), numbers(down), weights[:, 1:2], ids[:, 1:2])
+    for weight in (gate_up, down):
+        assert weight.scales is not None
+        weight.scales[[0, 1, 3, 4]] = float("nan")
+    got = quantized_experts(x, gate_up, down, weights, ids, tiling=PAIRS)
+    assert relative_error(got, expected) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [FP8, INT8])
 @pytest.mark.parametrize(
     ("tokens", "experts", "group"), [(1, EXPERTS, None), (7, EXPERTS, 128), (40, EXPERTS, 64)]
 )

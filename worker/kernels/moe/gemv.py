@@ -2,8 +2,8 @@
 
 Sorting gains nothing there. A layer is two streams over weights: each program loads a few whole rows of weights
 directly to registers, with as many loads as possible under way. A program of the second product loops over all experts
-of a token and computes their weighted sum. A pair without an expert (id -1, weight 0) multiplies expert 0: an idle row
-reads one expert instead of K, without a branch.
+of a token and computes their weighted sum. Of a pair without an expert (id -1, weight 0) no weight is read: its loads are
+masked, without a branch.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ def _gate_up_gemv(
         if choice < 0:
             first = shared + (choice + SHARED) * (WIDTH * HIDDEN)
             between = SHARED * WIDTH * HIDDEN
+            exists = True
         else:
-            first, between = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
+            first, between, exists = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
     else:
-        first, between = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
+        first, between, exists = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     gate_at = first + (n % WIDTH)[:, None] * HIDDEN + k[None, :]
     up_at = gate_at + between
     gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    w_gate = _streamed(gate_at, k, HIDDEN)
-    w_up = _streamed(up_at, k, HIDDEN)
+    w_gate = _streamed(gate_at, k, HIDDEN, exists)
+    w_up = _streamed(up_at, k, HIDDEN, exists)
     wait_for_previous()
     x_at = x + token * HIDDEN + k
     for start in tl.static_range(0, HIDDEN, BLOCK_K):
@@ -60,8 +61,8 @@ def _gate_up_gemv(
         gate += w_gate.to(tl.float32) * row
         up += w_up.to(tl.float32) * row
         if start + BLOCK_K < HIDDEN:
-            w_gate = _streamed(gate_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN)
-            w_up = _streamed(up_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN)
+            w_gate = _streamed(gate_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN, exists)
+            w_up = _streamed(up_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN, exists)
     g = tl.sum(gate, axis=1)
     u = tl.sum(up, axis=1)
     gated = (g / (1 + tl.exp(-g)) * u).to(out.dtype.element_ty)
@@ -107,11 +108,11 @@ def _down_gemv(
         wait_for_previous()
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.maximum(tl.load(ids + pair), 0).to(tl.int64)
+        expert = tl.load(ids + pair).to(tl.int64)
         share = tl.load(weights + pair)
         weight_at = weight + expert * (HIDDEN * WIDTH) + row_at * WIDTH + i[None, :]
         for start in tl.static_range(0, WIDTH, BLOCK_K):
-            w = _streamed(weight_at + start, start + i, WIDTH)
+            w = _streamed(weight_at + start, start + i, WIDTH, expert >= 0)
             row = tl.load(gated + (SHARED + k) * WIDTH + start + i, start + i < WIDTH, other=0.0)
             total += w.to(tl.float32) * (share * row.to(tl.float32))[None, :]
     result = tl.sum(total, axis=1)
@@ -123,16 +124,18 @@ def _down_gemv(
 
 @triton.jit
 def _routed(weight, chosen, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns the address of a routed expert's gate rows, and the distance of its up rows from them."""
+    """Returns the address of a routed expert's gate rows, the distance of its up rows from them, and whether the expert
+    exists."""
     wait_for_previous()
-    expert = tl.maximum(tl.load(chosen), 0).to(tl.int64)
-    return weight + expert * (2 * WIDTH * HIDDEN), WIDTH * HIDDEN
+    expert = tl.load(chosen).to(tl.int64)
+    return weight + expert * (2 * WIDTH * HIDDEN), WIDTH * HIDDEN, expert >= 0
 
 
 @triton.jit
-def _streamed(at, column, WIDTH: tl.constexpr):
-    """Loads weights that are not read again in this step: they leave L2 first."""
-    return tl.load(at, (column < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
+def _streamed(at, column, WIDTH: tl.constexpr, exists=True):
+    """Loads weights that are not read again in this step: they leave L2 first. Returns zeros unless they exist."""
+    mask = (column < WIDTH)[None, :] & exists
+    return tl.load(at, mask, other=0.0, eviction_policy="evict_first")
 
 
 def gate_up_pairs(

@@ -52,14 +52,17 @@ def _gate_up_kernel(
             between = SHARED * WIDTH
             weight = shared
             scales = shared_scales
+            exists = True
         else:
             wait_for_previous()
-            expert = tl.maximum(tl.load(ids + token * TOP_K + choice), 0).to(tl.int64)
+            expert = tl.load(ids + token * TOP_K + choice).to(tl.int64)
+            exists = expert >= 0
             weight += expert * (2 * WIDTH * HIDDEN)
             scales += expert * ((2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
     else:
         wait_for_previous()
-        expert = tl.maximum(tl.load(ids + token * TOP_K + choice), 0).to(tl.int64)
+        expert = tl.load(ids + token * TOP_K + choice).to(tl.int64)
+        exists = expert >= 0
         weight += expert * (2 * WIDTH * HIDDEN)
         scales += expert * ((2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
     up_row = gate_row + between
@@ -69,8 +72,10 @@ def _gate_up_kernel(
     up_scales = scales + (up_row // SCALE_ROWS * SCALES)[:, None]
     gate = tl.zeros((BLOCK_N, PIECES, PIECE), tl.float32)
     up = tl.zeros((BLOCK_N, PIECES, PIECE), tl.float32)
-    w_gate, s_gate = scaled_weights(gate_at, gate_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE)
-    w_up, s_up = scaled_weights(up_at, up_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE)
+    w_gate, s_gate = scaled_weights(
+        gate_at, gate_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
+    )
+    w_up, s_up = scaled_weights(up_at, up_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists)
     wait_for_previous()
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     x_at = x + token * HIDDEN + k
@@ -80,10 +85,10 @@ def _gate_up_kernel(
         up += w_up.to(tl.float32) * (row * s_up[:, :, None])
         if start + STEP < HIDDEN:
             w_gate, s_gate = scaled_weights(
-                gate_at, gate_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE
+                gate_at, gate_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
             )
             w_up, s_up = scaled_weights(
-                up_at, up_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE
+                up_at, up_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
             )
     g = tl.sum(tl.sum(gate, axis=2), axis=1)
     u = tl.sum(tl.sum(up, axis=2), axis=1)
@@ -142,13 +147,16 @@ def _down_kernel(
         wait_for_previous()
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.maximum(tl.load(ids + pair), 0).to(tl.int64)
+        expert = tl.load(ids + pair).to(tl.int64)
+        exists = expert >= 0
         share = tl.load(weights + pair)
         at = weight + expert * (HIDDEN * WIDTH) + row_of_weight[:, None, None] * WIDTH
         of_expert = scales + expert * ((HIDDEN + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
         scales_at = of_expert + (row_of_weight // SCALE_ROWS * SCALES)[:, None]
         for start in tl.static_range(0, WIDTH, STEP):
-            w, scale = scaled_weights(at, scales_at, start, WIDTH, SCALE_COLUMNS, PIECES, PIECE)
+            w, scale = scaled_weights(
+                at, scales_at, start, WIDTH, SCALE_COLUMNS, PIECES, PIECE, exists
+            )
             row = tl.load(gated + (SHARED + k) * WIDTH + start + i, start + i < WIDTH, other=0.0)
             shared_row = (share * row.to(tl.float32))[None, :, :]
             total += w.to(tl.float32) * (shared_row * scale[:, :, None])
