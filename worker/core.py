@@ -152,6 +152,7 @@ class TokenMasks:
 
     rows: tuple[int, ...]  # indices into `StepPlan.sampled_slots`, ascending
     bits: np.ndarray  # [len(rows), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
+    step: int = 0  # the number of `bits` in `MaskMemory`, where other ranks find them; 0: not there
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import zmq
 
 from mla_router.worker.config import WorkerConfig
@@ -38,6 +37,7 @@ from mla_router.worker.core import (
     StepResult,
     TokenMasks,
 )
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.ranks.calls import Masks, Sample
 from mla_router.worker.ranks.channel import CallReceiver, CallSender
@@ -222,7 +222,9 @@ def steps(
 
 def masks_us(folder: Path, rows: int, ranks: int, count: int) -> float:
     """Returns the median microseconds of CPU time in which the token bitmasks of `rows` rows are encoded and sent."""
-    masks = TokenMasks(tuple(range(rows)), np.zeros((rows, VOCAB // 32), dtype=np.int32))
+    memory = MaskMemory.create(rows, VOCAB)
+    step = memory.begin()
+    masks = TokenMasks(tuple(range(rows)), memory.of(step), step)
     others = Ranks(folder, ranks)
     spent = []
     for _ in range(count):

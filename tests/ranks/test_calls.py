@@ -19,6 +19,7 @@ from mla_router.worker.core import (
     TokenMasks,
 )
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.mask_memory import STEPS, MaskMemory
 from mla_router.worker.ranks import calls
 from mla_router.worker.ranks.calls import (
     ENGINE_CALLS,
@@ -95,15 +96,34 @@ def test_a_plan_survives_the_wire() -> None:
         assert getattr(SAMPLING, name) != getattr(defaults, name), name
 
 
-def test_token_masks_survive_the_wire() -> None:
+def test_token_masks_are_read_in_shared_memory() -> None:
+    """Their call has their number only."""
     bits = np.array([[1, -1, 2**31 - 1], [0, 5, -(2**31)]], dtype=np.int32)
-    sent = decode(encode(Sample(Masks.of(TokenMasks((0, 3), bits)))))
+    memory = MaskMemory.create(4, 96)
+    step = memory.begin()
+    memory.of(step)[:2] = bits
+    frame = encode(Sample(Masks.of(TokenMasks((0, 3), memory.of(step)[:2], step))))
+    assert len(frame) < 16
+    sent = decode(frame)
     assert isinstance(sent, Sample) and sent.masks is not None
-    masks = sent.masks.unpack()
-    assert masks.rows == (0, 3)
-    assert masks.bits.dtype == np.int32 and masks.bits.flags.writeable
+    other = MaskMemory(memory.descriptor, 4, 96)
+    masks = sent.masks.read(other)
+    assert (masks.rows, masks.step) == ((0, 3), step)
     np.testing.assert_array_equal(masks.bits, bits)
+    sent.masks.check(other)
     assert decode(encode(Sample())) == Sample()
+
+
+def test_overwritten_token_masks_are_refused() -> None:
+    memory = MaskMemory.create(1, 32)
+    masks = Masks((0,), memory.begin())
+    for value in range(1, STEPS):
+        memory.of(memory.begin())[:] = value
+    assert masks.read(memory).bits.tolist() == [[0]]
+    memory.begin()
+    for refuses in (masks.read, masks.check):
+        with pytest.raises(CallError, match="step 1 were overwritten"):
+            refuses(memory)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +133,7 @@ def test_token_masks_survive_the_wire() -> None:
         b"\xff not msgpack",
         msgspec.msgpack.encode(["Generate", "short"]),
         msgspec.msgpack.encode(["Forward", [1, 2]]),
-        msgspec.msgpack.encode(["Sample", [["a"], b"1234"]]),
+        msgspec.msgpack.encode(["Sample", [["a"], 1]]),
         encode(Forward(PLAN))[:-1],
     ],
 )
@@ -122,10 +142,11 @@ def test_other_bytes_are_no_call(frame: bytes) -> None:
         decode(frame)
 
 
-@pytest.mark.parametrize(("rows", "size"), [((), 4), ((0, 1), 12), ((0,), 3)])
-def test_masks_of_a_wrong_size_are_refused(rows: tuple[int, ...], size: int) -> None:
-    with pytest.raises(CallError, match=f"{size} bytes"):
-        Masks(rows, memoryview(bytes(size))).unpack()
+@pytest.mark.parametrize("count", [0, 3])
+def test_masks_of_a_wrong_size_are_refused(count: int) -> None:
+    memory = MaskMemory.create(2, 32)
+    with pytest.raises(CallError, match=f"of {count} rows, not of 1 to 2"):
+        Masks(tuple(range(count)), memory.begin()).read(memory)
 
 
 def test_a_call_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

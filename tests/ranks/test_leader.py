@@ -12,6 +12,7 @@ import torch
 from mla_router.worker.core import Capacity, StepEngine, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.ranks.calls import EngineCall, decode, encode
 from mla_router.worker.ranks.channel import CallReceiver, CallSender
@@ -29,9 +30,9 @@ from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 CAPACITY = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=64)
 
 
-def follower(engine: StepEngine[Any]) -> Follower:
+def follower(engine: StepEngine[Any], masks: MaskMemory | None = None) -> Follower:
     leader = Heartbeat.create()
-    return Follower(engine, leader.of_rank(1), leader)
+    return Follower(engine, leader.of_rank(1), leader, masks or MaskMemory.create(1, 32))
 
 
 class Wire:
@@ -63,7 +64,7 @@ def test_masks_and_retractions_reach_the_follower(overlap: bool) -> None:
     grammars: Any = ForcingGrammars()
     outcome = run(
         script,
-        engine=Leader(own, Wire(follower(other))),
+        engine=Leader(own, Wire(follower(other, grammars.memory))),
         capacity=tight,
         overlap=overlap,
         grammars=grammars,

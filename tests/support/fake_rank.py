@@ -12,7 +12,7 @@ HEARTBEAT_S = 0.1
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for flag in ("--rank", "--heartbeat-fd", "--store-fd", "--parent-pid"):
+    for flag in ("--rank", "--heartbeat-fd", "--store-fd", "--masks-fd", "--parent-pid"):
         parser.add_argument(flag, type=int, required=True)
     arguments, _ = parser.parse_known_args()
     die_with_parent(arguments.parent_pid)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Answers
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Grammar
 from support.fake_engine import VOCAB, next_token
 
@@ -58,7 +59,8 @@ class ForcingGrammars:
     """Replaces `Grammars`."""
 
     def __init__(self, max_rows: int = 64) -> None:
-        self.masks = np.zeros((max_rows, -(-VOCAB // 32)), dtype=np.int32)
+        self.memory = MaskMemory.create(max_rows, VOCAB)
+        self.step = 0
         self.eos_ids: frozenset[int] = frozenset()
         self.outputs: dict[int, list[int]] = {}  # of open requests
         self.is_lost = (
@@ -76,6 +78,10 @@ class ForcingGrammars:
         return key
 
     @property
+    def masks(self) -> np.ndarray:
+        return self.memory.of(self.step)
+
+    @property
     def has_failures(self) -> bool:
         return bool(self._failed)
 
@@ -85,6 +91,7 @@ class ForcingGrammars:
         return [(key, None) for key in opened if key in self.outputs] + failed
 
     def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
+        self.step = self.memory.begin()
         if self.is_lost:
             return self._lose([key for key, _ in rows])
         runs = {}

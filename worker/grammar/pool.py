@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mla_router.worker.grammar import supervisor
 from mla_router.worker.grammar.client import GrammarWorker, WorkerLost
 from mla_router.worker.grammar.compile_queues import CompileQueues, Waiting
@@ -54,7 +56,8 @@ class Grammars:
     """All grammars of one scheduler. A request has an integer key here."""
 
     def __init__(self, settings: Settings, process: Supervisor, control: socket.socket) -> None:
-        self.masks = settings.masks()  # `fill` writes the leading rows
+        self._memory = settings.masks()
+        self.step = 0  # number of the last `fill` in the memory
         self.fork_server = ForkServer(settings.fork_server_fd)
         self._settings = settings
         self._control = control
@@ -95,6 +98,12 @@ class Grammars:
         return key
 
     @property
+    def masks(self) -> np.ndarray:
+        """The token bitmasks [max_rows, words] int32 of the last `fill`, which wrote the leading rows. They stay until
+        `STEPS` - 1 more calls."""
+        return self._memory.of(self.step)
+
+    @property
     def has_failures(self) -> bool:
         """Whether `poll` has problems to report."""
         return bool(self._failed)
@@ -119,7 +128,9 @@ class Grammars:
         failed: dict[int, Problem] = {}
         runs: dict[int, list[int]] = {}
         by_worker: dict[GrammarWorker, list[Row]] = {}
-        for index, (key, tokens) in enumerate(rows):
+        self.step = self._memory.begin()
+        first = self._memory.first_row(self.step)
+        for index, (key, tokens) in enumerate(rows, first):
             by_worker.setdefault(self._worker_of[key], []).append(Row(key, index, tokens))
         for worker, wanted in by_worker.items():
             self._workers.move_to_end(worker.grammar)
@@ -290,17 +301,19 @@ def start(
     vocab_size: int,
     max_rows: int,
     options: GrammarOptions = GrammarOptions(),  # noqa: B008 (it is frozen)
+    masks_fd: int | None = None,
 ) -> Grammars:
-    """Forks the supervisor for the model in `folder`. Call it before this process has threads."""
+    """Forks the supervisor for the model in `folder`. Call it before this process has threads. `masks_fd`: file of the
+    masks, which other ranks read; by default a new one."""
+    if masks_fd is None:
+        masks_fd = os.memfd_create("masks")
     settings = Settings(
         str(folder),
         vocab_size,
         max_rows,
         options,
-        masks_fd=os.memfd_create("masks"),
+        masks_fd=masks_fd,
         fork_server_fd=os.memfd_create("fork_server"),
     )
-    rows, words = settings.mask_shape
-    os.ftruncate(settings.masks_fd, rows * words * 4)
     os.ftruncate(settings.fork_server_fd, ForkServer.BYTES)
     return Grammars(settings, *supervisor.start(settings))

@@ -9,7 +9,6 @@ nothing. A killed supervisor is replaced by a new Python process, which takes so
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Union
 
 import msgspec
-import numpy as np
 from setproctitle import setproctitle
 
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.grammar import fork_server
 from mla_router.worker.grammar.fork_server import ForkServer
 from mla_router.worker.grammar.options import GrammarOptions
+from mla_router.worker.mask_memory import MaskMemory
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +39,12 @@ class Settings(msgspec.Struct, frozen=True):
     vocab_size: int
     max_rows: int
     options: GrammarOptions
-    masks_fd: int  # file of the masks: [max_rows, ceil(vocab_size / 32)] int32
+    masks_fd: int  # file of `MaskMemory`
     fork_server_fd: int  # file of `ForkServer`
     control_fd: int = -1  # the supervisor's end of the socket on which the scheduler orders workers
 
-    @property
-    def mask_shape(self) -> tuple[int, int]:
-        return self.max_rows, -(-self.vocab_size // 32)
-
-    def masks(self) -> np.ndarray:
-        rows, words = self.mask_shape
-        memory = mmap.mmap(self.masks_fd, rows * words * 4)
-        return np.frombuffer(memory, dtype=np.int32).reshape(rows, words)
+    def masks(self) -> MaskMemory:
+        return MaskMemory(self.masks_fd, self.max_rows, self.vocab_size)
 
 
 class Forked:
@@ -133,7 +126,7 @@ def _keep(settings: Settings, parent_pid: int) -> None:
     die_with_parent(parent_pid)
     setproctitle("mla_router grammar supervisor")
     control = socket.socket(fileno=settings.control_fd)
-    masks, shared = settings.masks(), ForkServer(settings.fork_server_fd)
+    masks, shared = settings.masks().rows, ForkServer(settings.fork_server_fd)
     own = os.getpid()
     while True:
         pid = os.fork()

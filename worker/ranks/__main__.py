@@ -21,6 +21,7 @@ from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.mask_memory import MaskMemory
 
 EXIT_FAILED = 1
 EXIT_BAD_SETTINGS = 2
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
     parser.add_argument("--store-fd", type=int, required=True)
+    parser.add_argument("--masks-fd", type=int, required=True)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.set_up(config.log_level, f"rank {rank}")
         setproctitle(f"mla_router rank {rank} {config.name}")
         leader = Heartbeat(arguments.heartbeat_fd)
-        run(config, rank, arguments.ipc_dir, leader, arguments.store_fd)
+        run(config, rank, arguments.ipc_dir, leader, arguments.store_fd, arguments.masks_fd)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS
@@ -57,9 +59,11 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def run(config: WorkerConfig, rank: int, ipc_dir: Path, leader: Heartbeat, store: int) -> NoReturn:
-    """Serves until the process ends. `leader`: the heartbeat of rank 0. `store`: descriptor of the ranks' meeting. Raises
-    ConfigError, RanksError, CallError, and any error of a step."""
+def run(
+    config: WorkerConfig, rank: int, ipc_dir: Path, leader: Heartbeat, store: int, masks: int
+) -> NoReturn:
+    """Serves until the process ends. `leader`: the heartbeat of rank 0. `store` and `masks`: descriptors of the ranks'
+    meeting and of `MaskMemory`. Raises ConfigError, RanksError, CallError, and any error of a step."""
     # The import of torch takes seconds: only after the flags are validated.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
@@ -71,7 +75,9 @@ def run(config: WorkerConfig, rank: int, ipc_dir: Path, leader: Heartbeat, store
     rendezvous = Rendezvous(path, rank, config.tp_size, timeout_s=config.dist_timeout)
     rendezvous.all_arrived()
     engine = load_rank(config, rank, path)
-    follower = Follower(engine, leader.of_rank(rank), leader)
+    vocab_size = engine.model.config.vocab_size
+    memory = MaskMemory(masks, config.max_running_requests, vocab_size)
+    follower = Follower(engine, leader.of_rank(rank), leader, memory)
     engine.report_progress_within_steps(follower.beat)
     gc.collect()
     gc.freeze()  # the objects of the start stay: later collections skip them

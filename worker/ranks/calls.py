@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Union
 
 import msgspec
-import numpy as np
 
 from mla_router.worker.core import StepPlan, TokenMasks
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.errors import CallError
 
 # Bytes of the largest call. A plan with new requests has their prompts, 5 bytes a token at most.
@@ -29,23 +29,28 @@ class Forward(Call, frozen=True):
 
 
 class Masks(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`TokenMasks` on the wire."""
+    """`TokenMasks` on the wire. The bits stay in the memory that all ranks map."""
 
     rows: tuple[int, ...]
-    bits: memoryview  # bytes of [len(rows), words] int32, little-endian
+    step: int
 
     @classmethod
     def of(cls, masks: TokenMasks) -> Masks:
-        bits = np.ascontiguousarray(masks.bits, dtype="<i4")
-        return cls(masks.rows, bits.reshape(-1).data.cast("B"))
+        assert masks.step, "token bitmasks that other ranks cannot read"
+        return cls(masks.rows, masks.step)
 
-    def unpack(self) -> TokenMasks:
-        """Raises CallError if the rows do not divide the bits."""
-        count, size = len(self.rows), self.bits.nbytes
-        if count == 0 or size % (4 * count):
-            raise CallError(f"token bitmasks of {count} rows in {size} bytes")
-        bits = np.frombuffer(bytearray(self.bits), dtype="<i4")
-        return TokenMasks(self.rows, bits.reshape(count, -1))
+    def read(self, memory: MaskMemory) -> TokenMasks:
+        """Returns the bitmasks, without a copy. Raises CallError if the memory has not as many, or no longer."""
+        count = len(self.rows)
+        if not 0 < count <= memory.max_rows:
+            raise CallError(f"token bitmasks of {count} rows, not of 1 to {memory.max_rows}")
+        self.check(memory)
+        return TokenMasks(self.rows, memory.of(self.step)[:count], self.step)
+
+    def check(self, memory: MaskMemory) -> None:
+        """Raises CallError if other bitmasks are in the place of these: what was read until now may be of theirs."""
+        if not memory.has(self.step):
+            raise CallError(f"the token bitmasks of step {self.step} were overwritten")
 
 
 class Sample(Call, frozen=True):

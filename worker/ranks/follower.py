@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from mla_router.worker.core import PendingStep, StepEngine
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.calls import EngineCall, Forward, Sample
 
 HEARTBEAT_S = 0.5
@@ -24,9 +25,12 @@ class Receiver(Protocol):
 class Follower:
     """Runs engine calls, and keeps the heartbeat of its rank."""
 
-    def __init__(self, engine: StepEngine[Any], own: Heartbeat, leader: Heartbeat) -> None:
-        """`own` and `leader`: the heartbeats of this rank and of rank 0."""
+    def __init__(
+        self, engine: StepEngine[Any], own: Heartbeat, leader: Heartbeat, masks: MaskMemory
+    ) -> None:
+        """`own` and `leader`: the heartbeats of this rank and of rank 0. `masks`: the bitmasks of the calls."""
         self._engine = engine
+        self._masks = masks
         self._own = own
         self._leader = leader
         self._launched: Any = None  # output of the last `forward`
@@ -57,6 +61,8 @@ class Follower:
             case Sample(masks):
                 launched, self._launched = self._launched, None
                 assert launched is not None, "a Sample without a Forward before it"
-                self._pending.append(
-                    self._engine.sample(launched, None if masks is None else masks.unpack())
-                )
+                if masks is None:
+                    self._pending.append(self._engine.sample(launched))
+                    return
+                self._pending.append(self._engine.sample(launched, masks.read(self._masks)))
+                masks.check(self._masks)

@@ -43,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
     parser.add_argument("--store-fd", type=int, help="memory in which the ranks meet")
+    parser.add_argument(
+        "--masks-fd", type=int, help="memory of the token bitmasks, for other ranks"
+    )
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.heartbeat_fd is None
             else Heartbeat(arguments.heartbeat_fd)
         )
-        run(config, arguments.ipc_dir, heartbeat, arguments.store_fd)
+        run(config, arguments.ipc_dir, heartbeat, arguments.store_fd, arguments.masks_fd)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -65,13 +68,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat, store: int | None) -> None:
-    """Serves until `Shutdown`. `store`: descriptor of the ranks' meeting, if there are several. Raises ConfigError,
-    EngineFailed, RanksError."""
+def run(
+    config: WorkerConfig,
+    ipc_dir: Path,
+    heartbeat: Heartbeat,
+    store: int | None,
+    masks: int | None,
+) -> None:
+    """Serves until `Shutdown`. `store` and `masks`: descriptors of the ranks' meeting and of `MaskMemory`, if there are
+    several ranks. Raises ConfigError, EngineFailed, RanksError."""
     # The import of torch takes seconds: only after the flags are validated.
     from mla_router.worker.ranks.load import load_leader
 
-    grammars = _start_grammars(config)
+    grammars = _start_grammars(config, masks)
     engine, calls = load_leader(config, ipc_dir, store)
     measured = _first_steps(engine, calls, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
@@ -128,7 +137,7 @@ def _first_steps(engine: Engine, calls: StepEngine[Any], config: WorkerConfig) -
         ) from error
 
 
-def _start_grammars(config: WorkerConfig) -> Grammars | None:
+def _start_grammars(config: WorkerConfig, masks: int | None) -> Grammars | None:
     """Starts the grammar pool, or returns None with --grammar-backend none. Must run after the import of torch, whose
     memory the grammar workers share, and before its first use, which starts threads."""
     from mla_router.worker.grammar import pool
@@ -150,6 +159,7 @@ def _start_grammars(config: WorkerConfig) -> Grammars | None:
             jump_forward=not config.disable_jump_forward,
             tokenizer_folder=config.tokenizer_folder,
         ),
+        masks_fd=masks,
     )
 
 

@@ -93,13 +93,12 @@ class GrammarRequests:
         answers = self._pool.fill([(e.key, e.request.output[e.num_accepted :]) for e in entries])
         for entry in entries:
             entry.num_accepted = len(entry.request.output)
-        # A copy: the next step's bitmasks may be written before this step is sampled.
-        bits = self._pool.masks[: len(rows)].copy()
+        bits = self._pool.masks[: len(rows)]
         for entry, mask in zip(entries, bits, strict=True):
             if len(entry.request.output) < entry.min_tokens:
                 _mask_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
         return StepMasks(
-            TokenMasks(tuple(rows), bits),
+            TokenMasks(tuple(rows), bits, self._pool.step),
             [(e.request, answers.failed[e.key]) for e in entries if e.key in answers.failed],
             [(e.request, answers.runs[e.key]) for e in entries if e.key in answers.runs],
         )

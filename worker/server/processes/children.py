@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from socket import socket
+from typing import NamedTuple
 
 import msgspec
 
@@ -60,10 +61,10 @@ async def scheduler_process(
     state: ServerState,
     directory: Path,
     client: SchedulerClient,
-    store: int | None,
+    memory: RanksMemory | None,
 ) -> AsyncIterator[Child]:
-    """Runs the scheduler within the block. `command` starts it; the flags are added here. `store`: see `ranks_store`."""
-    child = Child("the scheduler", await _start_rank(command, state, directory, store))
+    """Runs the scheduler within the block. `command` starts it; the flags are added here."""
+    child = Child("the scheduler", await _start_rank(command, state, directory, memory))
     try:
         yield child
     finally:
@@ -72,29 +73,37 @@ async def scheduler_process(
         await child.end(SCHEDULER_STOP_S)
 
 
+class RanksMemory(NamedTuple):
+    """Descriptors of anonymous memory that several ranks inherit."""
+
+    store: int  # in which they meet
+    masks: int  # `MaskMemory`
+
+
 @contextmanager
-def ranks_store(size: int) -> Iterator[int | None]:
-    """Makes the memory in which `size` ranks meet, and yields its descriptor; None for one rank."""
+def ranks_memory(size: int) -> Iterator[RanksMemory | None]:
+    """Makes the memory of `size` ranks, and yields it; None for one rank."""
     if size == 1:
         yield None
         return
-    store = os.memfd_create("mla-router-ranks")
+    memory = RanksMemory(*(os.memfd_create(f"mla-router-{name}") for name in RanksMemory._fields))
     try:
-        yield store
+        yield memory
     finally:
-        os.close(store)
+        for descriptor in memory:
+            os.close(descriptor)
 
 
 @asynccontextmanager
 async def rank_processes(
-    command: Sequence[str], state: ServerState, directory: Path, store: int | None
+    command: Sequence[str], state: ServerState, directory: Path, memory: RanksMemory | None
 ) -> AsyncIterator[list[Child]]:
     """Runs the ranks other than 0 within the block, and kills them at its end: they have nothing to finish without
     rank 0. `command` starts one; the flags are added here."""
     children: list[Child] = []
     try:
         for rank in range(1, state.config.tp_size):
-            process = await _start_rank((*command, f"--rank={rank}"), state, directory, store)
+            process = await _start_rank((*command, f"--rank={rank}"), state, directory, memory)
             children.append(Child(f"rank {rank}", process))
         yield children
     finally:
@@ -104,15 +113,15 @@ async def rank_processes(
 
 
 async def _start_rank(
-    command: Sequence[str], state: ServerState, directory: Path, store: int | None
+    command: Sequence[str], state: ServerState, directory: Path, memory: RanksMemory | None
 ) -> Process:
     heartbeat = state.heartbeat.descriptor
     flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
     flags += ["--ipc-dir", str(directory)]
     inherited: tuple[int, ...] = (heartbeat,)
-    if store is not None:
-        flags.append(f"--store-fd={store}")
-        inherited = (heartbeat, store)
+    if memory is not None:
+        flags += [f"--store-fd={memory.store}", f"--masks-fd={memory.masks}"]
+        inherited = (heartbeat, *memory)
     return await asyncio.create_subprocess_exec(
         *command,
         *flags,

@@ -29,7 +29,7 @@ from mla_router.worker.server.processes.children import (
     Child,
     extra_processes,
     rank_processes,
-    ranks_store,
+    ranks_memory,
     scheduler_process,
 )
 from mla_router.worker.server.processes.serving import (
@@ -67,13 +67,13 @@ async def run(
     servers = config.tokenizer_worker_num
     state = ServerState(config, counters=SharedCounters.create(servers))
     signals = Signals()
-    with ipc_directory() as directory, ranks_store(config.tp_size) as store:
+    with ipc_directory() as directory, ranks_memory(config.tp_size) as memory:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.
         async with (
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
-            rank_processes(rank, state, directory, store) as others,
-            scheduler_process(scheduler, state, directory, client, store) as engine,
+            rank_processes(rank, state, directory, memory) as others,
+            scheduler_process(scheduler, state, directory, client, memory) as engine,
             extra_processes(state, directory, listeners[1:]) as extras,
             serving(state, listeners[0]),
         ):
