@@ -221,15 +221,16 @@ def steps(
 
 
 def masks_us(folder: Path, rows: int, ranks: int, count: int) -> float:
-    """Returns the median microseconds of CPU time in which the token bitmasks of `rows` rows are encoded and sent."""
-    memory = MaskMemory.create(rows, VOCAB)
+    """Returns the median microseconds of CPU time in which a call to sample is encoded and sent, with the token bitmasks of
+    `rows` rows."""
+    memory = MaskMemory.create(max(rows, 1), VOCAB)
     step = memory.begin()
     masks = TokenMasks(tuple(range(rows)), memory.of(step), step)
     others = Ranks(folder, ranks)
     spent = []
     for _ in range(count):
         begin = time.thread_time_ns()
-        others.sender.send(Sample(Masks.of(masks)))
+        others.sender.send(Sample(Masks.of(masks) if rows else None))
         spent.append(time.thread_time_ns() - begin)
         time.sleep(0.01)  # as long as a step: the other ranks have received it
     others.close()
@@ -296,15 +297,14 @@ def main() -> None:
                 line = steps(Path(folder), rows, 0, False, args.steps, ranks)
             print(line, flush=True)
             result["step_us"].append(line)
-            if ranks > 1:
-                with tempfile.TemporaryDirectory() as folder:
-                    line = {
-                        "ranks": ranks,
-                        "rows": rows,
-                        "masks": masks_us(Path(folder), rows, ranks, 200),
-                    }
-                print(line, flush=True)
-                result["masks_us"].append(line)
+        for ranks, rows in itertools.product(args.tp_size, (0, 1, 32, 256)):
+            if ranks == 1:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                spent = masks_us(Path(folder), rows, ranks, 200)
+            line = {"ranks": ranks, "rows": rows, "masks": spent}
+            print(line, flush=True)
+            result["masks_us"].append(line)
         record("step_overhead", result, args.out)
         return
     for rows, waiting, for_memory in (
