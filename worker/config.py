@@ -188,6 +188,27 @@ class WorkerConfig:
         low=1,
         also=("--expert-parallel-size", "--ep"),
     )
+    init_expert_location: str = _flag(
+        "trivial",
+        "placement of the routed experts on the ranks of --ep-size; trivial: in order; else a JSON file with "
+        "`logical_count` [layers][experts], by which the load of ranks is balanced (see "
+        "/dump_expert_distribution_record), or with `physical_to_logical_map`",
+    )
+    ep_num_redundant_experts: int = _flag(
+        0,
+        "replicas of routed experts in each layer: of those with the largest load, or of the first ones if "
+        "--init-expert-location is trivial; --ep-size must divide the number of experts and replicas",
+        low=0,
+        high=4096,
+    )
+    enable_expert_distribution_metrics: bool = _flag(
+        False,
+        "count the pairs of tokens and experts on the device, for /metrics and /dump_expert_distribution_record",
+    )
+    expert_distribution_recorder_dir: str = _flag(
+        "",
+        "folder for the files of /dump_expert_distribution_record; empty: they are refused",
+    )
     dist_timeout: float = _flag(
         600.0,
         "seconds for which the ranks of a worker wait for each other, at the start and in each exchange, before the "
@@ -343,6 +364,12 @@ class WorkerConfig:
             )
         if self.tp_size % self.ep_size:
             raise ConfigError(f"--ep-size {self.ep_size}: must divide --tp-size {self.tp_size}")
+        for flag, is_set in (
+            ("--init-expert-location", self.init_expert_location != "trivial"),
+            ("--ep-num-redundant-experts", self.ep_num_redundant_experts > 0),
+        ):
+            if is_set and self.ep_size == 1:
+                raise ConfigError(f"{flag}: needs --ep-size of at least 2")
         if self.chunked_prefill_size == 0:
             raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
 

@@ -76,7 +76,7 @@ class FlushCache(Message, frozen=True):
 
 
 class StartProfile(Message, frozen=True):
-    """Starts a trace of the next steps; the reply is `Profiled`."""
+    """Starts a trace of the next steps; the reply is `Recorded`."""
 
     query: int
     num_steps: int
@@ -84,9 +84,17 @@ class StartProfile(Message, frozen=True):
 
 
 class StopProfile(Message, frozen=True):
-    """Stops and writes the trace; the reply is `Profiled`."""
+    """Stops and writes the trace; the reply is `Recorded`."""
 
     query: int
+    server: int = 0
+
+
+class RecordExperts(Message, frozen=True):
+    """Starts or stops a record of the load of experts, or writes it to a file; the reply is `Recorded`."""
+
+    query: int
+    action: Literal["start", "stop", "dump"]
     server: int = 0
 
 
@@ -158,10 +166,11 @@ class Stats(Message, frozen=True):
     compiling: int = 0  # requests whose grammar is being compiled
     token_s: float = 0.0  # seconds of a prompt token at the current speed; 0: not measured
     context_s: float = 0.0  # further seconds of a prompt token for each token before it
+    expert_balancedness: float = 0.0  # mean load of a rank's experts over the largest; 0: unknown
 
 
-class Profiled(Message, frozen=True):
-    """Reply to `StartProfile` and `StopProfile`: the `file` of the trace, if it was stopped, or a `problem`."""
+class Recorded(Message, frozen=True):
+    """Reply to `StartProfile`, `StopProfile` and `RecordExperts`: the `file`, if one was written, or a `problem`."""
 
     query: int
     file: str = ""
@@ -222,7 +231,7 @@ class PeerReply(Message, frozen=True):
 
 
 ToScheduler = Union[  # noqa: UP007 (msgspec)
-    Generate, Abort, GetStats, FlushCache, StartProfile, StopProfile, Shutdown
+    Generate, Abort, GetStats, FlushCache, StartProfile, StopProfile, RecordExperts, Shutdown
 ]
-ToServer = Union[Ready, Deltas, Stats, Profiled]  # noqa: UP007 (msgspec)
+ToServer = Union[Ready, Deltas, Stats, Recorded]  # noqa: UP007 (msgspec)
 ToPeer = Union[PeerRequest, PeerReply]  # noqa: UP007 (msgspec)

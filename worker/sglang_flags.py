@@ -36,7 +36,8 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 _ALWAYS = "always on"
 _ONE_MACHINE = "the ranks of a worker are on one machine, and meet without an address"
 _ONE_WAY = "ranks exchange by gloo on a CPU and NCCL on GPUs"
-_ONE_PLACEMENT = "experts are divided evenly, in order"
+_ONE_PLACEMENT = "experts stay where --init-expert-location places them"
+_ONE_EXCHANGE = "each rank computes its experts of all tokens"
 _OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
 _SEVERAL = "this is one worker; mla_router.launch_server starts several"
 _NO_SPECULATION = "there is no speculative decoding"
@@ -84,10 +85,15 @@ FLAGS: dict[str, ForeignFlag] = {
     "--enable-mscclpp": _tunes(_ONE_WAY),
     "--enable-flashinfer-allreduce-fusion": _tunes(_ONE_WAY),
     "--enable-dp-lm-head": _tunes(_ONE_WAY),
-    "--moe-a2a-backend": _tunes(_ONE_PLACEMENT, ONE, "none"),
-    "--deepep-mode": _tunes(_ONE_PLACEMENT, ONE),
+    "--moe-a2a-backend": _tunes(_ONE_EXCHANGE, ONE, "none"),
+    "--deepep-mode": _tunes(_ONE_EXCHANGE, ONE),
     "--moe-dense-tp-size": _tunes(_ONE_WAY, ONE, "1"),
     "--enable-eplb": _tunes(_ONE_PLACEMENT),
+    "--eplb-algorithm": _tunes(_ONE_PLACEMENT, ONE, "auto", "deepseek"),
+    "--eplb-rebalance-num-iterations": _tunes(_ONE_PLACEMENT, ONE),
+    "--ep-dispatch-algorithm": _tunes("a token's row decides between replicas", ONE, "static"),
+    "--expert-distribution-recorder-mode": _tunes("pairs are counted by expert", ONE, "stat"),
+    "--expert-distribution-recorder-buffer-size": _tunes("counts are sums", ONE),
     "--enable-two-batch-overlap": _tunes(_ONE_WAY),
     "--load-balance-method": _tunes("the router chooses: --router-policy", ONE),
     "--numa-node": _tunes("use numactl", MANY),

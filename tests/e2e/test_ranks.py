@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -18,8 +19,19 @@ STREAMS = 6
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[processes.Running]:
-    with processes.server(dp_size=2, tp_size=2, router_policy="round_robin") as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[processes.Running]:
+    """Ranks divide the attention, and have whole experts: 16 and replicas of the 2 with the largest load."""
+    location = tmp_path_factory.mktemp("experts") / "location.json"
+    location.write_text(json.dumps({"logical_count": [[9, 30, 20, 1] + 12 * [8]] * 5}))
+    with processes.server(
+        dp_size=2,
+        tp_size=2,
+        ep_size=2,
+        init_expert_location=location,
+        ep_num_redundant_experts=2,
+        enable_expert_distribution_metrics=True,
+        router_policy="round_robin",
+    ) as server:
         yield server
 
 
@@ -51,6 +63,17 @@ def test_two_ranks_answer_as_one(
     groups = [group_of(entry["url"]) for entry in processes.workers(server.url)]
     assert [sorted(group) for group in groups] == [["rank 1", "scheduler"]] * 2
     assert asyncio.run(answers(server.url)) == expected
+
+
+def test_the_load_of_the_ranks_is_shown(server: processes.Running) -> None:
+    async def balancedness() -> float:
+        async with client.session() as http, http.get(url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        values = [line.split()[-1] for line in lines if line.startswith("sglang:eplb_balancedness")]
+        return float(values[0]) if values else 0.0
+
+    url = processes.workers(server.url)[0]["url"]
+    wait_until(lambda: 0.5 < asyncio.run(balancedness()) <= 1, "the balancedness is known")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ from hypothesis import strategies as st
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.core import Capacity, Logprobs, StepResult
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.expert_load import count_experts
+from mla_router.worker.model.parallel.balance import balanced
+from mla_router.worker.model.parallel.placement import balancedness, trivial
 from mla_router.worker.model.quantization.choose import ONLINE
 from support import rank_engine
 from support.divisible import divisible_config
@@ -38,6 +42,11 @@ TOLERANCE = 1e-4  # of a logprob: sums have another order
 def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> RecordingEngine:
     """Returns the engine of one rank after random requests."""
     engine = engine_of_rank(Group.alone(), folder, CAPACITY, **how)
+    serve(engine, seed, count)
+    return engine
+
+
+def serve(engine: RecordingEngine, seed: int, count: int) -> None:
     run(
         random_script(seed, count, aborts=True),
         engine=engine,
@@ -45,7 +54,6 @@ def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> Recor
         vocab_size=VOCAB_SIZE,
         chunk_size=32,
     )
-    return engine
 
 
 def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **how: Any) -> None:
@@ -135,6 +143,33 @@ def test_blocks_that_are_quantized_while_they_load(tmp_path: Path) -> None:
     online = replace(ONLINE["fp8"], block=(16, 16))
     config = replace(read_config(tmp_path), quantization=online)
     compare(served(tmp_path, count=5, config=config), tmp_path, 2, 1, config=config)
+
+
+def test_experts_that_are_placed_by_their_recorded_load(tmp_path: Path) -> None:
+    """With and without replicas, results are those of one rank; by the recorded load ranks do more equal work than with the
+    experts in order."""
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    one = engine_of_rank(Group.alone(), tmp_path, CAPACITY)
+    counts = count_experts(one.model)
+    serve(one, seed=1, count=8)
+    config = one.model.config
+    assert isinstance(config, DeepseekConfig)
+    rows = sum(plan.num_tokens for plan, _ in one.steps)
+    of_outputs = sum(len(plan.sampled_slots) for plan, _ in one.steps)
+    pairs = [layer.sum().item() // config.experts_per_token for layer in counts]
+    moe = config.num_layers - config.num_dense_layers
+    assert pairs[:-1] == [0] * config.num_dense_layers + [rows] * (moe - 1)
+    assert of_outputs <= pairs[-1] <= rows  # the last layer computes rows with an output
+
+    recorded, experts = counts.tolist(), config.num_experts
+    for parts, redundant in ((2, 0), (2, 2), (4, 4)):
+        placement = balanced(recorded, parts, redundant)
+        in_order = trivial(config.num_layers, experts, parts)
+        assert balancedness(placement.loads(counts)) > balancedness(in_order.loads(counts))
+        compare(one, tmp_path, 4, parts, placement=placement)
+    skewed = balanced([[1000, 1, 1, 1, 1, 1, 1, 0]] * config.num_layers, 2, 4)
+    for placement in (skewed, trivial(config.num_layers, experts, 2, 2)):
+        compare(one, tmp_path, 2, 2, placement=placement)
 
 
 def test_random_weights_are_pieces_of_one_model(tmp_path: Path) -> None:

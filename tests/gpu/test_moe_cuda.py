@@ -170,6 +170,52 @@ def test_captured_and_replayed_with_other_routing(
         assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("tokens", [1, 77, 4096])
+def test_a_rank_routes_and_counts_in_a_graph(tokens: int) -> None:
+    """Experts 16 to 31 are here, and expert 17 in every second row only."""
+    draw = torch.Generator("cuda").manual_seed(3)
+    logits = torch.zeros(tokens, EXPERTS, device="cuda")
+    table = torch.full((EXPERTS, 2), -1, dtype=torch.int32, device="cuda")
+    table[16:32] = torch.arange(16, dtype=torch.int32, device="cuda")[:, None]
+    table[17, 1] = -1
+    counts = torch.zeros(EXPERTS, dtype=torch.int64, device="cuda")
+    out_cache_loc = torch.arange(tokens, device="cuda") % 5
+
+    def step() -> tuple[Tensor, Tensor]:
+        return moe_routing(logits, ROUTING, None, out_cache_loc, table=table, counts=counts)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        weights, ids = step()
+    counts.zero_()
+    expected = torch.zeros_like(counts)
+    for _ in range(3):
+        logits.copy_(torch.randn(logits.shape, generator=draw, device="cuda") * 3)
+        with forbid_waiting():
+            graph.replay()
+        all_weights, everywhere = moe_routing(logits, ROUTING, None, out_cache_loc)
+        expected += everywhere[everywhere >= 0].bincount(minlength=EXPERTS)
+        row = torch.arange(tokens, device="cuda")[:, None]
+        here = torch.where(everywhere < 0, -1, table[everywhere.clamp(min=0).long(), row % 2])
+        assert torch.equal(ids, here)
+        assert torch.equal(weights, torch.where(here < 0, 0.0, all_weights))
+    assert torch.equal(counts, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_pairs_of_other_ranks_read_no_weights(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
+    x, weights, ids = routed(tokens)
+    ids[:, 1:], weights[:, 1:] = -1, 0.0
+    expected = through_experts(x, experts, weights[:, :1].contiguous(), ids[:, :1].contiguous())
+    unread = [expert for expert in range(EXPERTS) if expert not in ids]
+    poisoned = tuple(weight.clone() for weight in experts)
+    for weight in poisoned:
+        weight[unread] = float("nan")
+    got = through_experts(x, (poisoned[0], poisoned[1]), weights, ids)
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 128, 512, 513, 8192])
 @pytest.mark.parametrize("rows", [16, 128])
 def test_blocks(tokens: int, rows: int) -> None:

@@ -59,8 +59,8 @@ def test_idle_rows_are_not_routed_in_any_layer(
 
     chosen: list[torch.Tensor] = []
 
-    def spy(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, ids = moe_routing(*given)
+    def spy(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, ids = moe_routing(*given, **named)
         chosen.append(ids)
         return weights, ids
 

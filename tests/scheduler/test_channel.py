@@ -15,8 +15,8 @@ from mla_router.worker.messages import (
     Deltas,
     Generate,
     GetStats,
-    Profiled,
     Ready,
+    Recorded,
     Shutdown,
     StartProfile,
     Stats,
@@ -101,7 +101,7 @@ def test_each_server_gets_messages_of_its_requests(servers: Servers) -> None:
             message = servers.receive(server)
             if isinstance(message, Stats):
                 queries.append(message.query)
-            elif isinstance(message, Profiled):
+            elif isinstance(message, Recorded):
                 assert (server, message.query) == (2, 7)
                 profiled = True
             else:

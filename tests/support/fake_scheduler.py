@@ -29,8 +29,9 @@ from mla_router.worker.messages import (
     FlushCache,
     Generate,
     GetStats,
-    Profiled,
     Ready,
+    Recorded,
+    RecordExperts,
     Shutdown,
     StartProfile,
     Stats,
@@ -153,8 +154,8 @@ class FakeScheduler:
             for request in self.requests.values():
                 request.released |= isinstance(message, FlushCache) and bool(request.script.error)
             self.stats(message.query, message.server)
-        elif isinstance(message, StartProfile | StopProfile):
-            self.send(Profiled(message.query, problem="this scheduler is a fake"), message.server)
+        elif isinstance(message, StartProfile | StopProfile | RecordExperts):
+            self.send(Recorded(message.query, problem="this scheduler is a fake"), message.server)
 
     def holds(self, request: Request) -> bool:
         after = request.script.hold_after

@@ -73,6 +73,8 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
         (["--enable-lora"], "--enable-lora: there are no adapters"),
         (["--data-parallel-size", "2"], "launch_server starts several"),
         (["--tp", "8", "--ep", "3"], "--ep-size 3: must divide --tp-size 8"),
+        (["--init-expert-location", "a.json"], "--init-expert-location: needs --ep-size of at"),
+        (["--ep-num-redundant-experts", "2"], "--ep-num-redundant-experts: needs --ep-size of"),
         (["--attention-backend", "magic"], "--attention-backend magic: choose one of"),
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
     ],

@@ -13,6 +13,7 @@ from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
 from mla_router.worker.engine.supported import check_device
@@ -24,6 +25,7 @@ from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.expert_load import count_experts
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.parallel.divide import config_of_rank
 from mla_router.worker.model.parallel.ranks import Ranks
@@ -63,6 +65,7 @@ def load_engine(
         flashinfer_mla=config.enable_flashinfer_mla,
         kv_cache_dtype=kv_cache_dtype,
     )
+    placement = choose_placement(config, whole)
     sizes = choose_graph_sizes(config, device, attention)
     model = load_model(
         config.folder,
@@ -72,7 +75,10 @@ def load_engine(
         config=whole,
         group=group,
         expert_parts=expert_parts,
+        placement=placement,
     )
+    if config.enable_expert_distribution_metrics and group.rank == 0:
+        count_experts(model)  # each rank chooses the experts of all tokens
     if device.type == "cpu":
         capacity = plan_capacity(config, model.config, kv_cache_dtype, device, group=group)
         return Engine(

@@ -14,6 +14,7 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.decoder import Decoder
 from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.shard import Extent, cut
 
 
@@ -25,6 +26,10 @@ class CausalLM(nn.Module):
         # Of the ranks that have parts of the model, and the rows of the head on this rank
         self.group = Group.alone()
         self.vocabulary = Extent.whole(config.vocab_size)
+        self.placement: Placement | None = None  # of the routed experts on the ranks
+        # Of `count_experts`, if they are counted
+        self.expert_counts: Tensor | None
+        self.register_buffer("expert_counts", None, persistent=False)
         self.lm_head = (
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )

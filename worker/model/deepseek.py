@@ -350,6 +350,11 @@ class Gate(nn.Module):
             if config.selection_bias
             else None
         )
+        # Of `moe_routing`, on a rank with some of the experts, and if their load is counted
+        self.table: Tensor | None
+        self.counts: Tensor | None
+        self.register_buffer("table", None, persistent=False)
+        self.register_buffer("counts", None, persistent=False)
 
     def forward(
         self, hidden_states: Tensor, out_cache_loc: Tensor | None = None
@@ -360,7 +365,14 @@ class Gate(nn.Module):
         return self.choose(logits, out_cache_loc)
 
     def choose(self, logits: Tensor, out_cache_loc: Tensor | None) -> tuple[Tensor, Tensor]:
-        return moe_routing(logits, self.rule, self.e_score_correction_bias, out_cache_loc)
+        return moe_routing(
+            logits,
+            self.rule,
+            self.e_score_correction_bias,
+            out_cache_loc,
+            table=self.table,
+            counts=self.counts,
+        )
 
     @property
     def operand(self) -> Weight:

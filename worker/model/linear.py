@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.weight import Weight
-from mla_router.worker.model.shard import Extent, Extents, Numbers, Shard, cut, full_shape
+from mla_router.worker.model.shard import Extent, Extents, Members, Numbers, Shard, cut, full_shape
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -27,12 +27,12 @@ def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Paramet
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A matrix, or several joined ones with the same columns, or a stack of these for `stack` experts. A rank may hold a
-    piece of each axis."""
+    """A matrix, or several joined ones with the same columns, or a stack of these for the experts `stack`. A rank may hold a
+    piece of each axis, and some of the experts."""
 
     columns: Extent
     rows: tuple[Extent, ...]  # of each joined matrix
-    stack: Extent | None = None
+    stack: Members | None = None
 
     @property
     def inputs(self) -> int:
@@ -45,7 +45,7 @@ class LinearShape:
 
     @property
     def experts(self) -> int | None:
-        return None if self.stack is None else self.stack.length
+        return None if self.stack is None else len(self.stack.indices)
 
     @property
     def outputs(self) -> int:
@@ -154,7 +154,7 @@ class Linear(nn.Module):
             LinearShape(
                 Extent.whole(inputs),
                 tuple(map(Extent.whole, parts)),
-                None if experts is None else Extent.whole(experts),
+                None if experts is None else Members.whole(experts),
             )
         )
 

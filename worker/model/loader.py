@@ -21,6 +21,7 @@ from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.parallel.divide import divide
+from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.quantization.kv_scales import read_kv_scales
 from mla_router.worker.model.registry import build_model
@@ -38,6 +39,7 @@ def load_model(
     config: ModelConfig | None = None,
     group: Group | None = None,
     expert_parts: int = 1,
+    placement: Placement | None = None,
 ) -> CausalLM:
     """Returns the model in `folder` on `device`, built by `config` or else by the folder's config.json. Raises
     ModelError.
@@ -55,7 +57,12 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         dummy=dummy,
-        divided=partial(divide, group=group or Group.alone(), expert_parts=expert_parts),
+        divided=partial(
+            divide,
+            group=group or Group.alone(),
+            expert_parts=expert_parts,
+            placement=placement,
+        ),
     )
     return model
 

@@ -39,6 +39,17 @@ class Extent(NamedTuple):
         return Extent(first, last - first, -(-self.full // size))
 
 
+class Members(NamedTuple):
+    """Some of `full` experts, in the order in which a stack has them. None of them is there twice."""
+
+    indices: tuple[int, ...]
+    full: int
+
+    @staticmethod
+    def whole(full: int) -> Members:
+        return Members(tuple(range(full)), full)
+
+
 # Of each axis of a tensor; empty: the whole tensor
 Extents = tuple[Extent, ...]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.linear import Linear, Place
-from mla_router.worker.model.shard import Extent, Numbers, OfAnotherRank, Shard
+from mla_router.worker.model.shard import Members, Numbers, OfAnotherRank, Shard
 
 
 def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
@@ -27,12 +27,12 @@ def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
                 yield f"{name}.{kind}", shard
 
 
-def checkpoint_layers(name: str, linear: Linear, stack: Extent | None = None) -> list[str]:
+def checkpoint_layers(name: str, linear: Linear, stack: Members | None = None) -> list[str]:
     """Returns the names in the checkpoint of the layers that are joined in `linear`, which the model calls `name`:
     the parts of one expert after the parts of the one before. `stack`: experts, by default those of the rank."""
     owner, _, own = name.rpartition(".")
     stack = stack or linear.shape.stack
-    owners = [owner] if stack is None else [f"{owner}.{i}" for i in range(stack.start, stack.end)]
+    owners = [owner] if stack is None else [f"{owner}.{i}" for i in stack.indices]
     return [
         f"{owner}.{part}" if owner else part for owner in owners for part in linear.names or [own]
     ]
@@ -63,11 +63,11 @@ def _shards(name: str, linear: Linear) -> Iterator[tuple[str, Shard]]:
             is_elsewhere = kind == "bias" and not linear.adds_bias
             yield f"{layer}.{kind}", OfAnotherRank() if is_elsewhere else shard
     stack = linear.shape.stack
-    if stack is None or stack.is_whole:
+    if stack is None:
         return
     # The experts of other ranks have the tensors of this rank's first one
     first = list(of_rank.values())[: len(linear.shape.rows)]
-    layers = checkpoint_layers(name, linear, Extent.whole(stack.full))
+    layers = checkpoint_layers(name, linear, Members.whole(stack.full))
     for layer, shards in zip(layers, cycle(first), strict=False):
         if layer not in of_rank:
             for kind, shard in shards.items():

@@ -27,6 +27,7 @@ from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.expert_recorder import Load
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 if TYPE_CHECKING:
@@ -86,7 +87,13 @@ def run(
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
-        calls, channel, config, vocab_size=vocab_size, grammars=grammars, heartbeat=heartbeat
+        calls,
+        channel,
+        config,
+        vocab_size=vocab_size,
+        grammars=grammars,
+        heartbeat=heartbeat,
+        expert_load=_expert_load(engine),
     )
     engine.report_progress_within_steps(scheduler.report_progress)
     scheduler.planner.step_time.calibrate(measured)
@@ -115,6 +122,16 @@ def run(
         channel.close()
         if grammars is not None:
             grammars.shut_down()
+
+
+def _expert_load(engine: Engine) -> Load | None:
+    """Returns the load of the experts from now on; None if it is not counted."""
+    from mla_router.worker.model.expert_load import ExpertLoad
+
+    model = engine.model
+    if model.expert_counts is None or model.placement is None:
+        return None
+    return ExpertLoad(model.expert_counts, model.placement)
 
 
 def _first_steps(engine: Engine, calls: StepEngine[Any], config: WorkerConfig) -> StepSeconds:

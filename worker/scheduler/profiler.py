@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.messages import Profiled, StartProfile, StopProfile
+from mla_router.worker.messages import Recorded, StartProfile, StopProfile
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,15 @@ class Profiler:
     def is_recording(self) -> bool:
         return self._profile is not None
 
-    def answer(self, message: StartProfile | StopProfile, now_at: int) -> Profiled:
+    def answer(self, message: StartProfile | StopProfile, now_at: int) -> Recorded:
         """Starts or stops a profile. `now_at`: number of steps so far."""
         try:
             if isinstance(message, StopProfile):
-                return Profiled(message.query, file=str(self.stop()))
+                return Recorded(message.query, file=str(self.stop()))
             self.start(message.num_steps, now_at)
-            return Profiled(message.query)
+            return Recorded(message.query)
         except (ProfilerError, OSError) as error:
-            return Profiled(message.query, problem=str(error))
+            return Recorded(message.query, problem=str(error))
 
     def start(self, num_steps: int, now_at: int) -> None:
         """Starts to record the next `num_steps` steps. Raises ProfilerError."""

@@ -37,6 +37,7 @@ from mla_router.worker.messages import (
     FlushCache,
     Generate,
     GetStats,
+    RecordExperts,
     Shutdown,
     StartProfile,
     Stats,
@@ -44,6 +45,7 @@ from mla_router.worker.messages import (
     ToScheduler,
 )
 from mla_router.worker.scheduler.channel import Channel
+from mla_router.worker.scheduler.expert_recorder import ExpertRecorder, Load
 from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
@@ -76,12 +78,14 @@ class Scheduler:
         vocab_size: int,
         grammars: Grammars | None = None,
         heartbeat: Heartbeat | None = None,
+        expert_load: Load | None = None,
     ) -> None:
         self.engine = engine
         self.channel = channel
         self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
         self.profiler = Profiler.from_config(config)
+        self.expert_recorder = ExpertRecorder.from_config(config, expert_load)
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
@@ -159,6 +163,10 @@ class Scheduler:
             case StartProfile() | StopProfile():
                 with self.heartbeat.paused():
                     answer = self.profiler.answer(message, self.planner.num_steps)
+                self.channel.send(answer, message.server)
+            case RecordExperts():
+                with self.heartbeat.paused():
+                    answer = self.expert_recorder.answer(message)
                 self.channel.send(answer, message.server)
             case Shutdown():
                 self.stopping = True
@@ -368,4 +376,5 @@ class Scheduler:
             retracted=self.planner.num_retracted,
             token_s=self.planner.step_time.token_s,
             context_s=self.planner.step_time.context_s,
+            expert_balancedness=self.expert_recorder.balancedness(),
         )

@@ -166,6 +166,27 @@ ROUTES = (
     ),
     Route(
         "POST",
+        "/start_expert_distribution_record",
+        admin.start_expert_record,
+        "Begins a record of the load of routed experts.",
+        for_admins=True,
+    ),
+    Route(
+        "POST",
+        "/stop_expert_distribution_record",
+        admin.stop_expert_record,
+        "Ends the record.",
+        for_admins=True,
+    ),
+    Route(
+        "POST",
+        "/dump_expert_distribution_record",
+        admin.dump_expert_record,
+        "Writes the record to a file, for --init-expert-location.",
+        for_admins=True,
+    ),
+    Route(
+        "POST",
         "/abort_request",
         admin.abort_request,
         "Aborts one request, or all.",

@@ -4,7 +4,6 @@ kernel interpreted and compiled."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,12 +103,44 @@ def test_experts_of_other_ranks_are_dropped(route: Route, first: int, count: int
     rule = RoutingRule(3, "sigmoid", num_groups=4, top_groups=2, normalize=True)
     out_cache_loc = torch.tensor([70, 0, *range(64, 71)])
     all_weights, all_ids = route(logits, rule, None, out_cache_loc)
-    own = replace(rule, first_expert=first, num_experts=count)
-    weights, ids = route(logits, own, None, out_cache_loc)
+    own = torch.full((24, 1), -1, dtype=torch.int32)
+    own[first : first + count, 0] = torch.arange(count)
+    weights, ids = route(logits, rule, None, out_cache_loc, table=own)
     is_own = (first <= all_ids) & (all_ids < first + count)
     assert is_own.any() and not is_own.all()
     assert torch.equal(ids, torch.where(is_own, all_ids - first, -1))
     assert torch.equal(weights, torch.where(is_own, all_weights, 0.0))
+
+
+@both
+def test_a_row_decides_between_replicas(route: Route) -> None:
+    """Expert 5 has three: in rows 0, 3, 6 the one at 2, in rows 1, 4, 7 one of another rank, in others the one at 7."""
+    logits = torch.zeros(8, 24)
+    logits[:, 5] = 9.0
+    table = torch.full((24, 3), -1, dtype=torch.int32)
+    table[5] = torch.tensor([2, -1, 7])
+    weights, ids = route(logits, RoutingRule(1, "softmax"), table=table)
+    assert ids.flatten().tolist() == [2, -1, 7, 2, -1, 7, 2, -1]
+    assert (weights == 0).flatten().tolist() == [False, True, False] * 2 + [False, True]
+
+
+@both
+def test_pairs_are_counted(route: Route) -> None:
+    """Those of idle rows are not; those that another rank computes are."""
+    logits = torch.randn(70, 24, generator=torch.Generator().manual_seed(0))
+    rule = RoutingRule(3, "sigmoid", num_groups=4, top_groups=2)
+    out_cache_loc = torch.arange(70) % 7
+    counts = torch.arange(24) * 10
+    nobodys = torch.full((24, 1), -1, dtype=torch.int32)
+    route(logits, rule, None, out_cache_loc, table=nobodys, counts=counts)
+    expected = list(range(0, 240, 10))
+    for token in range(70):
+        if token % 7:
+            bias = np.zeros(24)
+            for expert in chosen(logits[token].numpy(), bias, top_k=3, groups=4, top_groups=2):
+                expected[expert] += 1
+    assert counts.dtype == torch.int64
+    assert counts.tolist() == expected
 
 
 @both
@@ -151,6 +182,12 @@ def launches() -> None:
     moe_routing_triton(logits(160), v2)
     v3 = RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5)
     moe_routing_triton(logits(256), v3, logits(256)[0])
+    # A rank that has some of the experts, and counts
+    counts = torch.empty(256, dtype=torch.int64, device="meta")
+    table = torch.empty(256, 6, dtype=torch.int32, device="meta")
+    bias = logits(256)[0]
+    moe_routing_triton(logits(256), v3, bias, out_cache_loc, table=table, counts=counts)
+    moe_routing_triton(logits(256), v3, bias, table=table, counts=counts)
 
 
 def test_compiled_for_sm_90() -> None:

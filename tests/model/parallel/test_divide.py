@@ -68,8 +68,9 @@ def test_whole_experts(tmp_path: Path) -> None:
     for rank, first in ((0, 0), (1, 0), (2, 4), (3, 4)):
         model = part(tmp_path, rank, 4, 2)
         assert shapes(model, "mlp.experts.gate_up_proj") == {(4, 32, 64)}
-        rule = model.model.layers[1].mlp.gate.rule
-        assert (rule.first_expert, rule.num_experts) == (first, 4)
+        table = model.model.layers[1].mlp.gate.table
+        own = range(first, first + 4)
+        assert table.tolist() == [[e - first if e in own else -1] for e in range(8)]
     assert shapes(part(tmp_path, 1, 4, 4), "mlp.experts.gate_up_proj") == {(2, 64, 64)}
 
 

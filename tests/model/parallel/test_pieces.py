@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mla_router.worker.model.linear import Linear, LinearShape
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.parallel.balance import balanced
+from mla_router.worker.model.parallel.placement import Placement
 from support.positions import Position
 from support.quantized_folders import Format, quantize_folder
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -25,12 +27,15 @@ CONFIG = CONFIGS["v3_halves"] | {
 }
 
 
-@pytest.mark.parametrize("expert_parts", [1, 2])
+REPLICAS = balanced([[0, 0, 9, 1, 1, 1, 1, 0]] * 3, 2, 2)
+
+
+@pytest.mark.parametrize(("expert_parts", "placement"), [(1, None), (2, None), (2, REPLICAS)])
 @pytest.mark.parametrize(
     "kind", [None, Format("block", (16, 16)), Format("channel"), Format("tensor"), Format("int8")]
 )
 def test_pieces_are_those_of_the_whole(
-    tmp_path: Path, kind: Format | None, expert_parts: int
+    tmp_path: Path, kind: Format | None, expert_parts: int, placement: Placement | None
 ) -> None:
     folder = tmp_path / "plain"
     write_tiny_model(folder, **CONFIG)
@@ -39,9 +44,10 @@ def test_pieces_are_those_of_the_whole(
         quantize_folder(tmp_path / "plain", folder, kind)
     whole = linears(folder)
     for rank in range(2):
-        for name, own in linears(
-            folder, group=Position(rank, 2), expert_parts=expert_parts
-        ).items():
+        pieces_of = linears(
+            folder, group=Position(rank, 2), expert_parts=expert_parts, placement=placement
+        )
+        for name, own in pieces_of.items():
             assert torch.equal(dense(own), piece(dense(whole[name]), own.shape)), name
             if own.bias is not None:
                 bias = whole[name].bias
@@ -62,7 +68,7 @@ def dense(layer: Linear) -> Tensor:
 def piece(weight: Tensor, shape: LinearShape) -> Tensor:
     """Returns the part of a whole `weight` that belongs to a rank with `shape`."""
     if shape.stack is not None:
-        weight = weight[shape.stack.start : shape.stack.end]
+        weight = weight[list(shape.stack.indices)]
     rows = torch.cat(pieces(weight, shape, -2), dim=-2)
     return rows[..., shape.columns.start : shape.columns.end]
 

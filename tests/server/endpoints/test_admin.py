@@ -1,9 +1,10 @@
-"""/start_profile and /stop_profile with a fake scheduler."""
+"""Profiles and records of the load of experts, with a fake scheduler and with a real one."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from support import processes
 from support.fake_worker import FakeWorker
-from support.processes import post_json
+from support.processes import post_json, wait_until
 
 
 def refusal(worker: FakeWorker, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +27,10 @@ def test_refusals_of_the_scheduler(worker: FakeWorker) -> None:
     for path in ("/start_profile", "/stop_profile"):
         assert refusal(worker, path, {})["message"] == "No profile: this scheduler is a fake"
     assert worker.heard("StartProfile")[-1][1] == 100
+    for action in ("start", "stop", "dump"):
+        error = refusal(worker, f"/{action}_expert_distribution_record", {})
+        assert error["message"] == "No record: this scheduler is a fake"
+        assert worker.heard("RecordExperts")[-1][1] == action
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1001, 10**30, "5", 1.5])
@@ -38,11 +43,35 @@ def test_clients_name_no_paths(worker: FakeWorker) -> None:
     assert error["param"] == "output_dir"
 
 
-def test_a_trace_of_a_real_worker(tmp_path: Path) -> None:
-    with processes.worker(profile_dir=tmp_path) as worker:
+def test_files_of_a_real_worker(tmp_path: Path) -> None:
+    """A trace, and the load of the experts: 4 of each token in 4 layers; the last one computes only the last prompt token."""
+    traces, records = tmp_path / "traces", tmp_path / "records"
+    with processes.worker(
+        profile_dir=traces,
+        enable_expert_distribution_metrics=True,
+        expert_distribution_recorder_dir=records,
+    ) as worker:
+        post_json(worker.url + "/start_expert_distribution_record", {})
         assert post_json(worker.url + "/start_profile", {"num_steps": 1000})["success"] is True
         body = {"text": "Hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-        post_json(worker.url + "/generate", body)
+        prompt_tokens = post_json(worker.url + "/generate", body)["meta_info"]["prompt_tokens"]
+        post_json(worker.url + "/stop_expert_distribution_record", {})
         answer = post_json(worker.url + "/stop_profile", {})
-        assert [str(file) for file in tmp_path.iterdir()] == [answer["file"]]
+        assert [str(file) for file in traces.iterdir()] == [answer["file"]]
         assert post_json(worker.url + "/generate", body)["meta_info"]["completion_tokens"] == 3
+        written = post_json(worker.url + "/dump_expert_distribution_record", {})["file"]
+        assert [str(file) for file in records.iterdir()] == [written]
+        counts = json.loads(Path(written).read_text())["logical_count"]
+        rows = prompt_tokens + 2
+        assert [len(layer) for layer in counts] == [16] * 5
+        assert [sum(layer) for layer in counts] == [0, *[4 * rows] * 3, 4 * 3]
+        wait_until(
+            lambda: 'sglang:eplb_balancedness{model_name="mla-small"} 1.0' in metrics(worker.url),
+            "the load is in the metrics",
+        )
+
+
+def metrics(url: str) -> str:
+    with urllib.request.urlopen(url + "/metrics") as answer:
+        text: str = answer.read().decode()
+    return text

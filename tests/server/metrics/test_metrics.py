@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client import Histogram as LibraryHistogram
@@ -43,6 +44,7 @@ STATS = Stats(
     cached_tokens=100,
     generated_tokens=50,
     retracted=6,
+    expert_balancedness=0.75,
 )
 READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "float32", "torch")
 
@@ -76,6 +78,13 @@ def test_metrics_of_the_scheduler() -> None:
     assert got["sglang:cached_tokens_total"] == 100
     assert got["sglang:generation_tokens_total"] == 50
     assert got["sglang:num_retracted_requests_total"] == got["sglang:num_retracted_reqs"] == 6
+    assert got["sglang:eplb_balancedness"] == 0.75
+
+
+def test_an_unknown_balancedness_is_left_out() -> None:
+    stats = msgspec.structs.replace(STATS, expert_balancedness=0.0)
+    rendered = Metrics("m", lambda: Reading(READY, stats, 0.0), SharedCounters.create()).render()
+    assert b"eplb" not in rendered
 
 
 def test_nothing_is_said_of_a_scheduler_that_has_said_nothing() -> None:

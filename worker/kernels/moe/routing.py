@@ -26,10 +26,7 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 @dataclass(frozen=True)
 class RoutingRule:
     """`top_k` experts of each token, from its `top_groups` of `num_groups`. With `normalize` a token's weights sum
-    to 1 before they are multiplied by `scale`.
-
-    Results are for a rank with `num_experts` experts from `first_expert` on, by default all. Ids count from its first
-    expert. Other ranks' experts have the id -1 and the weight 0."""
+    to 1 before they are multiplied by `scale`."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"]
@@ -37,8 +34,6 @@ class RoutingRule:
     top_groups: int = 1
     normalize: bool = False
     scale: float = 1.0
-    first_expert: int = 0
-    num_experts: int | None = None
 
 
 def moe_routing(
@@ -46,11 +41,18 @@ def moe_routing(
     rule: RoutingRule,
     bias: Tensor | None = None,
     out_cache_loc: Tensor | None = None,
+    *,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
     logits [T, E] float32, bias [E] float32 (sigmoid only), out_cache_loc [T] int64: the cache row of each token.
     Row 0 marks an idle row, which pads a CUDA graph. It has no expert: ids -1, weights 0.
+
+    table [E, C] int32, contiguous, for a rank that has some of the experts: in row t expert e gets the id table[e, t % C]. With -1
+    another rank computes the pair, whose weight is 0 here. counts [E] int64: the pairs of each expert, on any rank, are
+    added to it.
     """
     experts, groups = logits.shape[-1], rule.num_groups
     assert logits.dtype == torch.float32 and experts % groups == 0, (
@@ -60,7 +62,7 @@ def moe_routing(
         f"{rule.top_k} of {experts} experts in {rule.top_groups} of {groups} groups"
     )
     route = moe_routing_triton if logits.is_cuda else moe_routing_torch
-    return route(logits, rule, bias, out_cache_loc)
+    return route(logits, rule, bias, out_cache_loc, table=table, counts=counts)
 
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
@@ -68,6 +70,8 @@ def _route(
     logits,
     bias,
     out_cache_loc,
+    table,
+    counts,
     weights,
     ids,
     scale,
@@ -78,8 +82,7 @@ def _route(
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    FIRST: tl.constexpr,
-    OWN: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -134,10 +137,12 @@ def _route(
     score = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
     if NORMALIZE:
         score = score / (tl.sum(tl.where(routed, score, 0.0), axis=0) + 1e-20)
+    if counts is not None:
+        tl.atomic_add(counts + chosen, tl.where(is_idle, 0, 1), routed, sem="relaxed")
     dropped = is_idle
-    if OWN < EXPERTS:
-        chosen -= FIRST
-        dropped = (chosen < 0) | (chosen >= OWN) | is_idle
+    if table is not None:
+        chosen = tl.load(table + chosen * COLUMNS + token % COLUMNS, routed, other=-1)
+        dropped = (chosen < 0) | is_idle
     out = token * TOP_K + column
     tl.store(weights + out, tl.where(dropped, 0.0, score * scale), routed)
     tl.store(ids + out, tl.where(dropped, -1, chosen), routed)
@@ -148,6 +153,9 @@ def moe_routing_triton(
     rule: RoutingRule,
     bias: Tensor | None = None,
     out_cache_loc: Tensor | None = None,
+    *,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launches a program for each token."""
     tokens, experts = logits.shape
@@ -161,10 +169,13 @@ def moe_routing_triton(
             logits.contiguous(),
             bias,
             out_cache_loc,
+            table,
+            counts,
             weights,
             ids,
             rule.scale,
             **constants(experts, rule, bias is not None),
+            COLUMNS=1 if table is None else table.shape[1],
             **launch_options(),
         )
     return weights, ids
@@ -182,8 +193,6 @@ def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
         "GROUPS": rule.num_groups,
         "TOP_GROUPS": rule.top_groups,
         "NORMALIZE": rule.normalize,
-        "FIRST": rule.first_expert,
-        "OWN": experts if rule.num_experts is None else rule.num_experts,
         "BLOCK_GROUPS": groups,
         "BLOCK_SIZE": size,
         "BLOCK_COLUMNS": triton.next_power_of_2(rule.top_k),
@@ -196,6 +205,9 @@ def moe_routing_torch(
     rule: RoutingRule,
     bias: Tensor | None = None,
     out_cache_loc: Tensor | None = None,
+    *,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     softmax = rule.scoring == "softmax"
     scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
@@ -212,11 +224,13 @@ def moe_routing_torch(
     weights = scores.gather(-1, ids)
     if rule.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    weights, ids = weights * rule.scale, ids.int() - rule.first_expert
-    if rule.num_experts is not None:
-        is_elsewhere = (ids < 0) | (ids >= rule.num_experts)
-        weights, ids = weights.masked_fill(is_elsewhere, 0.0), ids.masked_fill(is_elsewhere, -1)
+    weights, is_dropped = weights * rule.scale, torch.zeros_like(ids, dtype=torch.bool)
     if out_cache_loc is not None:
-        is_idle = (out_cache_loc == 0)[:, None]
-        weights, ids = weights.masked_fill(is_idle, 0.0), ids.masked_fill(is_idle, -1)
-    return weights, ids
+        is_dropped |= (out_cache_loc == 0)[:, None]
+    if counts is not None:
+        counts.index_add_(0, ids.flatten(), (~is_dropped).flatten().to(counts.dtype))
+    if table is not None:
+        row = torch.arange(len(ids), device=ids.device)
+        ids = table[ids, (row % table.shape[1])[:, None]]
+        is_dropped |= ids < 0
+    return weights.masked_fill(is_dropped, 0.0), ids.int().masked_fill(is_dropped, -1)

@@ -11,9 +11,11 @@ little beside the layers' memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
+
+from torch import nn
 
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.model.causal_lm import CausalLM
@@ -22,8 +24,9 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.decoder import DecoderLayer
 from mla_router.worker.model.deepseek import Gate
 from mla_router.worker.model.linear import Linear, LinearShape
+from mla_router.worker.model.parallel.placement import Placement, trivial
 from mla_router.worker.model.parallel.ranks import Ranks, Share
-from mla_router.worker.model.shard import Extent
+from mla_router.worker.model.shard import Extent, Members
 from mla_router.worker.model.weight_mapping import checkpoint_layers
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -86,26 +89,52 @@ INPUTS: Mapping[str, Cut] = {"o_proj": _heads, "down_proj": _columns}
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
 
 
-def divide(model: CausalLM, group: Group, expert_parts: int = 1) -> None:
+def divide(
+    model: CausalLM, group: Group, expert_parts: int = 1, placement: Placement | None = None
+) -> None:
     """Leaves to `model` the part of this rank. `expert_parts` divide the routed experts, and the number of ranks is a
-    multiple. Must run before parameters have memory. Raises ModelError."""
+    multiple. `placement`: of the experts on these parts, by default in order. Must run before parameters have memory.
+    Raises ModelError."""
     config, ranks = model.config, Ranks(group.rank, group.size, expert_parts)
     model.config = config_of_rank(config, ranks)
     model.group = group
     model.vocabulary = _vocabulary(Axis("lm_head", config.vocab_size, False, 1), config, ranks)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    if expert_parts > 1 and not any(linear.shape.stack for linear in linears.values()):
-        raise ModelError(f"--ep-size {expert_parts}: the model has no routed experts")
+    stacks = _divide_experts(model, ranks.experts, placement)
     # Of all formats, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
-        _divide_linear(name, linear, block, config, ranks)
-    for name, module in model.named_modules():
+        _divide_linear(name, linear, block, config, ranks, stacks.get(linear))
+    for module in model.modules():
         if isinstance(module, DecoderLayer):
             module.group = group
-        elif isinstance(module, Gate):
-            own = ranks.experts.of(len(module.weight), name)
-            module.rule = replace(module.rule, first_expert=own.start, num_experts=own.length)
+
+
+def _divide_experts(
+    model: CausalLM, share: Share, placement: Placement | None
+) -> dict[Linear, Members]:
+    """Returns the experts of this rank in each stack, and tells the gates where they are. Raises ModelError."""
+    stacks: dict[Linear, Members] = {}
+    stack = next((linear.shape.stack for linear in _linears(model) if linear.shape.stack), None)
+    if stack is None:
+        if share.count > 1:
+            raise ModelError(f"--ep-size {share.count}: the model has no routed experts")
+        return stacks
+    layers = model.model.layers
+    placement = placement or trivial(len(layers), stack.full, share.count)
+    model.placement = placement
+    for index, layer in enumerate(layers):
+        for linear in _linears(layer):
+            if linear.shape.stack is not None:
+                stacks[linear] = placement.members(index, share.index)
+        for module in layer.modules():
+            if isinstance(module, Gate) and share.count > 1:
+                module.table = placement.table(index, share.index)
+    return stacks
+
+
+def _linears(model: nn.Module) -> Iterator[Linear]:
+    return (module for module in model.modules() if isinstance(module, Linear))
 
 
 def config_of_rank(config: Config, ranks: Ranks) -> Config:
@@ -125,7 +154,12 @@ def _num_kv_heads(config: ModelConfig) -> int:
 
 
 def _divide_linear(
-    name: str, linear: Linear, block: int, config: ModelConfig, ranks: Ranks
+    name: str,
+    linear: Linear,
+    block: int,
+    config: ModelConfig,
+    ranks: Ranks,
+    stack: Members | None,
 ) -> None:
     whole, of_experts = linear.shape, linear.shape.stack is not None
     layers = checkpoint_layers(name, linear)[: len(whole.rows)]
@@ -144,7 +178,7 @@ def _divide_linear(
         LinearShape(
             own(INPUTS, 0, whole.columns),
             tuple(own(OUTPUTS, part, rows) for part, rows in enumerate(whole.rows)),
-            whole.stack and ranks.experts.of(whole.stack.full, name),
+            stack,
         ),
         adds_bias=ranks.rank == 0 or kinds[0] not in INPUTS,
     )

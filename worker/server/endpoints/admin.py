@@ -1,7 +1,8 @@
-"""Endpoints that change the worker: /abort_request, /flush_cache, /start_profile, /stop_profile.
+"""Endpoints that change the worker: /abort_request, /flush_cache, /start_profile, /stop_profile, and
+/start_expert_distribution_record, /stop_..., /dump_....
 
 A profile is a trace of the scheduler's steps. The operator chooses its folder (`--profile-dir`), the client only the
-number of steps.
+number of steps. A record of the load of experts has its own folder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.messages import Profiled
+from mla_router.worker.messages import Recorded
 from mla_router.worker.server.endpoints.info import stats_fields
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.http.body import read_body
@@ -50,16 +51,32 @@ async def start_profile(request: web.Request) -> web.Response:
     num_steps = DEFAULT_STEPS if body.num_steps is None else body.num_steps
     if not 1 <= num_steps <= MAX_STEPS:
         raise InvalidField("num_steps", f"must be between 1 and {MAX_STEPS}")
-    _check(await service.scheduler.start_profile(num_steps))
+    _check(await service.scheduler.start_profile(num_steps), "profile")
     return json_response({"success": True, "num_steps": num_steps})
 
 
 async def stop_profile(request: web.Request) -> web.Response:
-    answer = _check(await request.app[STATE].ready().scheduler.stop_profile())
+    answer = _check(await request.app[STATE].ready().scheduler.stop_profile(), "profile")
     return json_response({"success": True, "file": answer.file})
 
 
-def _check(answer: Profiled) -> Profiled:
+async def start_expert_record(request: web.Request) -> web.Response:
+    _check(await request.app[STATE].ready().scheduler.record_experts("start"), "record")
+    return json_response({"success": True})
+
+
+async def stop_expert_record(request: web.Request) -> web.Response:
+    _check(await request.app[STATE].ready().scheduler.record_experts("stop"), "record")
+    return json_response({"success": True})
+
+
+async def dump_expert_record(request: web.Request) -> web.Response:
+    answer = _check(await request.app[STATE].ready().scheduler.record_experts("dump"), "record")
+    return json_response({"success": True, "file": answer.file})
+
+
+def _check(answer: Recorded, what: str) -> Recorded:
+    """Raises InvalidRequest if there is no `what`."""
     if answer.problem:
-        raise InvalidRequest(f"No profile: {answer.problem}", code="profile_failed")
+        raise InvalidRequest(f"No {what}: {answer.problem}", code=f"{what}_failed")
     return answer

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -24,8 +24,9 @@ from mla_router.worker.messages import (
     FlushCache,
     Generate,
     GetStats,
-    Profiled,
     Ready,
+    Recorded,
+    RecordExperts,
     Shutdown,
     StartProfile,
     Stats,
@@ -153,15 +154,23 @@ class SchedulerClient:
         answer: Stats = await self._ask(FlushCache, timeout)
         return answer
 
-    async def start_profile(self, num_steps: int, timeout: float = 60.0) -> Profiled:
-        answer: Profiled = await self._ask(
+    async def start_profile(self, num_steps: int, timeout: float = 60.0) -> Recorded:
+        answer: Recorded = await self._ask(
             lambda query, server: StartProfile(query, num_steps, server), timeout
         )
         return answer
 
-    async def stop_profile(self, timeout: float = 120.0) -> Profiled:
+    async def stop_profile(self, timeout: float = 120.0) -> Recorded:
         """Stops the profile. The timeout is long because writing a trace is slow."""
-        answer: Profiled = await self._ask(StopProfile, timeout)
+        answer: Recorded = await self._ask(StopProfile, timeout)
+        return answer
+
+    async def record_experts(
+        self, action: Literal["start", "stop", "dump"], timeout: float = 60.0
+    ) -> Recorded:
+        answer: Recorded = await self._ask(
+            lambda query, server: RecordExperts(query, action, server), timeout
+        )
         return answer
 
     def shut_down(self) -> None:
@@ -210,7 +219,7 @@ class SchedulerClient:
             self._deliver(message)
         elif isinstance(message, Stats):
             self._note(message)
-        elif isinstance(message, Profiled):
+        elif isinstance(message, Recorded):
             self._answer(message)
         elif not self.ready.done():
             self.ready.set_result(message)
@@ -248,7 +257,7 @@ class SchedulerClient:
         self._throughput.update(now, stats.generated_tokens)
         self._answer(stats)
 
-    def _answer(self, message: Stats | Profiled) -> None:
+    def _answer(self, message: Stats | Recorded) -> None:
         answer = self._queries.get(message.query)
         if answer is not None and not answer.done():
             answer.set_result(message)

@@ -189,8 +189,14 @@ class _SchedulerCollector:
                 "Older name of sglang:num_retracted_requests_total.",
                 stats.retracted,
             ),
+            (
+                "sglang:eplb_balancedness",
+                "Mean load of a rank's experts over the largest, over about half a second, averaged over layers.",
+                stats.expert_balancedness or None,
+            ),
         ):
-            yield self._add(GaugeMetricFamily(name, meaning, labels=["model_name"]), value)
+            if value is not None:
+                yield self._add(GaugeMetricFamily(name, meaning, labels=["model_name"]), value)
         for name, meaning, value in (
             ("sglang:prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
             ("sglang:cached_tokens", "Prompt tokens found cached.", stats.cached_tokens),
