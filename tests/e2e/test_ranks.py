@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from support import client, processes
@@ -63,6 +65,29 @@ def test_two_ranks_answer_as_one(
     groups = [group_of(entry["url"]) for entry in processes.workers(server.url)]
     assert [sorted(group) for group in groups] == [["rank 1", "scheduler"]] * 2
     assert asyncio.run(answers(server.url)) == expected
+
+
+def test_token_bitmasks_reach_all_ranks(
+    server: processes.Running, small_server: processes.Running
+) -> None:
+    """A rank that samples without them goes on with another token, and changes all later ones."""
+    pattern = "[a-f]{12,18}"
+
+    async def texts(url: str) -> list[str]:
+        async with client.session() as http:
+            return await asyncio.gather(*(text(http, url, seed) for seed in range(4)))
+
+    async def text(http: aiohttp.ClientSession, url: str, seed: int) -> str:
+        body = {"prompt": "It is", "regex": pattern, "seed": seed, "max_tokens": 40}
+        async with http.post(url + "/v1/completions", json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+        found: str = answer["choices"][0]["text"]
+        return found
+
+    found = asyncio.run(texts(server.url))
+    assert found == asyncio.run(texts(small_server.url))
+    assert all(re.fullmatch(pattern, one) for one in found) and len(set(found)) > 1
 
 
 def test_the_load_of_the_ranks_is_shown(server: processes.Running) -> None:
