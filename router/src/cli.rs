@@ -17,7 +17,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let config = match Config::try_parse_from(argv) {
         Ok(config) => config,
         Err(error) => {
-            // Help and version go to stdout and are a success. An error of the output cannot be reported.
+            // Help and version go to stdout, with exit code 0. A failure to write them cannot be reported.
             let _unread = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
@@ -35,8 +35,8 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Creates the runtime of a router, and raises the limit on open files to the hard limit: shells set 1024, too few
-/// for sockets.
+/// Creates the runtime of a router, and raises the limit on open files to the hard limit. The usual limit of shells,
+/// 1024, is too low for sockets.
 pub fn threads() -> io::Result<Runtime> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, most, most) {

@@ -7,8 +7,8 @@ use tokio::{task::spawn_blocking, time::sleep};
 /// Time between two reads. Kernel notifications do not work on NFS or a mounted ConfigMap.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Watches files by reading them. A changed content counts only if two consecutive reads agree, because a file may
-/// be read while it is written.
+/// Watches files by reading them. A change counts only if two consecutive reads agree, because a file may be read
+/// while it is written.
 pub(crate) struct DebouncedFileWatch<T> {
     /// The result of the last read.
     seen: Option<T>,

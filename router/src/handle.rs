@@ -23,8 +23,8 @@ use crate::{
     stats::Stats,
 };
 
-/// With `--reuse-port`, time from closing the port to refusing requests, for clients that have connected but sent
-/// no request.
+/// With `--reuse-port`, the time between closing the port and refusing requests. Clients that have connected may still
+/// send their first request.
 const HANDOVER_TIME: Duration = Duration::from_millis(200);
 
 /// Time to close the open connections after the grace period.
@@ -33,7 +33,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to send the error events of interrupted streams, and the errors of waiting requests.
 const ERROR_EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Time limit for sending the last traces.
+/// Time limit for sending the remaining traces.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
 /// The handle of a running router. Dropping it ends the router at once. All methods may be called from any thread.

@@ -11,7 +11,7 @@ use std::{
 
 use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
-    correct::{Epoch, Finding, Learned, Prediction, Usage},
+    correct::{Epoch, Finding, LearnedCache, Prediction, Usage},
     key::{Measure, RouteKey},
     names::WorkerId,
     tree::PrefixTree,
@@ -89,7 +89,7 @@ struct Outcome {
 fn run(world: World, seed: u64, learning: bool) -> Outcome {
     let mut dice = fastrand::Rng::with_seed(seed);
     let tree = PrefixTree::new(1 << 18);
-    let learned = Learned::new(1 << 18);
+    let learned = LearnedCache::new(1 << 18);
     learned.set_capacity(&tree, WORKER, world.told);
     let new_cache = || Cache::new((world.real / (PAGE as u64 * world.tokens_per_block)) as usize);
     let mut cache = new_cache();
@@ -219,7 +219,7 @@ fn correct_or_absent_reports_change_nothing() {
 #[test]
 fn flush_does_not_change_the_learned_capacity() {
     let tree = PrefixTree::new(1 << 18);
-    let learned = Learned::new(1 << 18);
+    let learned = LearnedCache::new(1 << 18);
     learned.set_capacity(&tree, WORKER, SMALL.told);
     let capacity = learned.capacity();
     let send = || {
@@ -245,7 +245,7 @@ fn flush_does_not_change_the_learned_capacity() {
 #[test]
 fn insertions_proceed_during_eviction() {
     let tree = PrefixTree::new(1 << 20);
-    let learned = Learned::new(1 << 20);
+    let learned = LearnedCache::new(1 << 20);
     for number in 0..1 << 15 {
         tree.insert(&prompt(number << 20, 0), WORKER);
     }

@@ -33,7 +33,7 @@ fn befall(guard: &mut LoadGuard, router: &Router, key: &RouteKey, dice: &mut fas
         4 => guard.record(Outcome::Failed),
         5 => guard.record(Outcome::Busy),
         6 => guard.record(Outcome::Late(Duration::from_secs(1))),
-        7 => router.unlearn(key, guard),
+        7 => router.retract_insertion(key, guard),
         _ => {
             let usage = Usage { prompt_tokens: Some(100), cached_tokens: Some(dice.u64(..100)) };
             router.learn(key, guard, usage);

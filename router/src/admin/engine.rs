@@ -75,7 +75,8 @@ fn reports(status: StatusCode, answers: &[Answer]) -> Response {
     (status, Json(json!({ "success": status.is_success(), "workers": workers }))).into_response()
 }
 
-/// Empties the prefix caches of every worker and their shares of the tree. A worker that fails keeps both.
+/// Empties the prefix cache of every worker, and the part of the tree that belongs to it. A worker that fails
+/// keeps both.
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
     for answer in answers.iter().filter(|answer| answer.is_success()) {
@@ -92,7 +93,7 @@ pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response 
 pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Response {
     let fields = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     if fields.get("abort_all").and_then(Value::as_bool) == Some(true) {
-        // First: the workers' aborts make room, which waiting requests would take.
+        // Waiting requests first: they would otherwise take the room that the aborts on the workers make.
         router.queue.abort_all();
     }
     let answers = ask_all(&router, Method::POST, "/abort_request", body).await;

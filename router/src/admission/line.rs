@@ -29,7 +29,7 @@ impl Position {
 /// A line. The request at its head receives a `C`.
 #[derive(Debug)]
 pub(super) struct Line<C> {
-    /// The waiting requests. A request that is trying has no sender.
+    /// The waiting requests. A request whose turn it is has no sender.
     waiting: BTreeMap<Position, Option<oneshot::Sender<C>>>,
     /// The clients of the waiting requests.
     clients: HashMap<Option<Client>, Turns>,
@@ -101,7 +101,7 @@ impl<C> Line<C> {
         call
     }
 
-    /// Calls the first request that is not trying already.
+    /// Calls the first request that was not called yet.
     pub(super) fn call(&mut self, turn: impl Fn() -> C) {
         let mut calls = self.waiting.values_mut().filter_map(Option::take);
         // A request that is about to leave has dropped its receiver: the next one is called.

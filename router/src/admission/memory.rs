@@ -1,5 +1,5 @@
-//! A limit on the memory of all request bodies together. Each of a hundred bodies may be within the limit for one body,
-//! and all of them exceed the memory of the machine.
+//! A limit on the memory of all request bodies together. A hundred bodies may each be within the limit of one body,
+//! and together exceed the memory of the machine.
 
 use std::sync::{
     Arc,
@@ -25,7 +25,7 @@ impl BodyMemory {
         Self { limit, held: AtomicUsize::new(0) }
     }
 
-    /// Bytes that are reserved now.
+    /// Number of reserved bytes.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }

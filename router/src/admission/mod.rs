@@ -14,7 +14,7 @@ mod window;
 
 pub use budget::Budget;
 pub use client::Client;
-pub use lines::Lane;
+pub use lines::LineKey;
 pub use memory::BodyMemory;
 pub(crate) use memory::MemoryReservation;
 pub(crate) use queue::Ticket;

@@ -1,4 +1,4 @@
-//! The rate at which requests leave the queue, and the waiting times that follow from it.
+//! The rate at which requests leave the queue, and the waiting times that follow from this rate.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::window::{SECONDS, Window};
 
-/// Maximum value for Retry-After in seconds. A longer one would not follow from the present load.
+/// Maximum value for Retry-After in seconds. The present load says nothing about a longer time.
 const MAX_RETRY_AFTER: u64 = 60;
 
 /// Counts the requests that leave the queue for a worker.
@@ -34,7 +34,7 @@ impl Outflow {
     }
 
     /// Returns the seconds until `waiting` requests have left, for Retry-After.
-    pub(super) fn advice(&self, waiting: usize, now: Instant) -> u64 {
+    pub(super) fn retry_after_s(&self, waiting: usize, now: Instant) -> u64 {
         let (left, span) = self.lately(now);
         seconds(wait(waiting, left.max(1), span.max(Duration::from_secs(1))))
     }
@@ -82,7 +82,7 @@ mod tests {
             outflow.add(at(second));
         }
         assert_eq!(outflow.expected_wait(40, at(10)), Some(Duration::from_secs(20)));
-        assert_eq!(outflow.advice(40, at(10)), 20);
+        assert_eq!(outflow.retry_after_s(40, at(10)), 20);
         assert_eq!(outflow.expected_wait(40, at(15)), Some(Duration::from_secs(40)));
         assert_eq!(outflow.expected_wait(40, at(30)), None, "no request has left");
         outflow.begin(at(31));

@@ -22,7 +22,7 @@ use super::{
     Client,
     client::Clients,
     line::Position,
-    lines::{Lane, LineGuard, Lines},
+    lines::{LineGuard, LineKey, Lines},
     outflow::{Outflow, seconds},
     shares::Shares,
     slots::{Permit, Slots},
@@ -134,12 +134,12 @@ impl Queue {
 
     fn full(&self) -> Error {
         self.metrics.queue.ends.increment(QueueEnd::Full);
-        Error::QueueFull { limit: self.size, retry_after: self.advice() }
+        Error::QueueFull { limit: self.size, retry_after: self.retry_after_s() }
     }
 
     /// Seconds for Retry-After: the expected time until all waiting requests have left the queue.
-    pub(crate) fn advice(&self) -> u64 {
-        self.outflow.advice(self.waiting(), Instant::now())
+    pub(crate) fn retry_after_s(&self) -> u64 {
+        self.outflow.retry_after_s(self.waiting(), Instant::now())
     }
 
     /// Takes a place for a request that has been accepted before. Never refuses.
@@ -180,28 +180,32 @@ impl Queue {
         Ok(Some(Slot { queue: Arc::clone(self), _permit: Some(permit) }))
     }
 
-    /// Whether requests wait in the line. `lane` is called only if there is a request in any line.
-    pub(crate) fn has_line(&self, lane: impl FnOnce() -> Lane) -> bool {
-        self.lines.has(lane)
+    /// Whether requests wait in the line. `line_key` is called only if there is a request in any line.
+    pub(crate) fn has_line(&self, line_key: impl FnOnce() -> LineKey) -> bool {
+        self.lines.has(line_key)
     }
 
     /// Joins the line: at its end, or behind the earlier requests of the client. Refuses like `place`.
-    pub(crate) fn join(&self, lane: Lane, client: Option<Client>) -> Result<Ticket<'_>, Error> {
+    pub(crate) fn join(
+        &self,
+        line_key: LineKey,
+        client: Option<Client>,
+    ) -> Result<Ticket<'_>, Error> {
         let place = self.place(client)?;
-        Ok(Ticket { place, line_guard: self.lines.join(lane, client) })
+        Ok(Ticket { place, line_guard: self.lines.join(line_key, client) })
     }
 
     /// Joins the line with a broken stream, before all requests without a response. Never refuses: the client has a
     /// part of the answer.
-    pub(crate) fn join_front(&self, lane: Lane, client: Option<Client>) -> Ticket<'_> {
-        self.return_to(lane, self.lines.front(lane, client))
+    pub(crate) fn join_front(&self, line_key: LineKey, client: Option<Client>) -> Ticket<'_> {
+        self.return_to(line_key, self.lines.front(line_key, client))
     }
 
     /// Returns to the earlier position of the request, after a worker that seemed to accept it has refused it. Never
     /// refuses: later requests are in the queue.
-    pub(crate) fn return_to(&self, lane: Lane, position: Position) -> Ticket<'_> {
+    pub(crate) fn return_to(&self, line_key: LineKey, position: Position) -> Ticket<'_> {
         let place = self.readmit(position.client());
-        Ticket { place, line_guard: self.lines.join_at(lane, position) }
+        Ticket { place, line_guard: self.lines.join_at(line_key, position) }
     }
 }
 
@@ -352,7 +356,7 @@ mod tests {
         let second = queue.join(None, None).expect("room");
         first.served();
         // Others have taken its room meanwhile.
-        let more = [other, None].map(|lane| queue.join(lane, None).expect("room"));
+        let more = [other, None].map(|line_key| queue.join(line_key, None).expect("room"));
         assert!(queue.join(None, None).is_err());
         let first = queue.return_to(None, position);
         let mut timers = [DeadlineTimer::new(in_an_hour()), DeadlineTimer::new(in_an_hour())];

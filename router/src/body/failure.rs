@@ -27,7 +27,7 @@ pub enum Failure {
     #[error("the worker sends other streams and has sent nothing of this one for {0:?}")]
     Starved(Duration),
     #[error("the worker sent an event without end")]
-    Endless,
+    EventTooLong,
     #[error("the worker broke and no other could continue: {0}")]
     NotContinued(String),
     #[error("the request outlived --request-timeout-secs")]
@@ -42,7 +42,7 @@ impl Failure {
         match self {
             Self::Broken(_) | Self::Truncated | Self::WorkerEnded => "stream_broken",
             Self::Stuck(_) | Self::Starved(_) => "stream_stuck",
-            Self::Endless => "bad_stream",
+            Self::EventTooLong => "bad_stream",
             Self::NotContinued(_) => "stream_not_continued",
             Self::Timeout => "timeout",
             Self::Stopping => "shutting_down",
@@ -68,7 +68,7 @@ impl Failure {
                 guard.record(Outcome::Failed);
                 router.suspect(guard.backend(), UpstreamFailure::Body, self);
             }
-            Self::Truncated | Self::Endless => {
+            Self::Truncated | Self::EventTooLong => {
                 guard.record(Outcome::Failed);
                 router.metrics.upstream_error(UpstreamFailure::Body);
             }
@@ -77,7 +77,7 @@ impl Failure {
                 router.suspect(guard.backend(), UpstreamFailure::Stuck, self);
             }
             Self::Starved(pause) => {
-                // A lower bound of the pause, which might have ended.
+                // A lower bound: the pause has not ended.
                 guard.backend().stream_paused(*pause);
                 router.metrics.upstream_error(UpstreamFailure::Stuck);
             }

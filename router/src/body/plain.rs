@@ -22,7 +22,7 @@ pub struct PlainBody {
 impl PlainBody {
     pub fn new(job: Job, head: &Parts, mut frames: WorkerFrames) -> Self {
         let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.guard);
-        // An answer that is too long to be read before its head is sent is not searched for counts.
+        // A longer answer is sent in parts, and is not searched for counts.
         if let Some(whole) = frames.whole().cloned() {
             usage.read(&job, &mut frames.guard, &whole);
             if head.status.is_success() {

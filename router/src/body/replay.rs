@@ -1,8 +1,9 @@
 //! The state for the continuation of a broken stream on another worker.
 //!
-//! A worker with a continuable stream answers with a header whose value is opaque to the router, and sends the
-//! token ids of each event. If the worker dies, the same request goes to another worker with this value and the
-//! ids, and that worker continues where the client's stream ended. The client sees neither header nor ids.
+//! A worker whose stream can be continued sends a header with an opaque value, and the token ids of each event. If the
+//! worker dies, the router sends the same request to another worker, with this value and the ids. That worker
+//! continues the stream after the last event that the client has received. The router removes header and ids from the
+//! stream.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -26,7 +27,8 @@ pub struct Replay {
     /// The opaque value of the worker; sent to the next one.
     answer: HeaderValue,
     transcript: Transcript,
-    /// Events that the client has received. The ids do not tell this number, because a token may make several events.
+    /// Number of events that the client has received. It does not follow from the ids: a token may make
+    /// several events.
     events: u64,
     replays: u32,
     /// Whether the token ids are incomplete, or too many.
@@ -43,7 +45,8 @@ impl Replay {
         Some(Self { answer, transcript, events: 0, replays: 0, lost_track: false, counted: false })
     }
 
-    /// Takes the opaque value of the worker that continues. Returns false if that worker cannot.
+    /// Takes the opaque value of the worker that continues the stream. Returns false if it did not send a
+    /// valid one.
     pub fn resume_with(&mut self, headers: &mut HeaderMap) -> bool {
         let answer = headers.remove(HEADER).filter(is_good);
         answer.map(|answer| self.answer = answer).is_some()

@@ -12,7 +12,8 @@ use crate::deadline_timer::DeadlineTimer;
 /// A stream may be stuck after a pause of this many times its mean pause.
 const MAX_PAUSE_FACTOR: u32 = 20;
 
-/// Pause after which a stream checks whether its worker is lost. --inter-token-timeout-secs counts if it is shorter.
+/// Pause after which a stream checks whether its worker is lost; --inter-token-timeout-secs if that is
+/// shorter.
 pub const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// Time between two such checks.
@@ -21,13 +22,14 @@ const WORKER_CHECK_PERIOD: Duration = Duration::from_millis(250);
 /// Number of frames after which the mean pause of a stream is known.
 const MIN_FRAMES: u32 = 16;
 
-/// A stream whose mean pause is known may be starved after this part of --inter-token-timeout-secs.
+/// A stream whose mean pause is known may count as starved after this part of --inter-token-timeout-secs.
 const STARVED_AFTER: f64 = 0.4;
 
 /// Time until the next check of a stream that may be stuck while its worker may come back.
 const STALL_CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// The silence of workers is measured in milliseconds, so it may seem shorter than the pause by this much.
+/// The silence of workers is measured in milliseconds, so it may appear shorter than the pause by this
+/// amount.
 const CLOCK_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// The action that is due.
@@ -58,7 +60,7 @@ impl Limits {
 
 /// The timers of one stream. A frame costs two additions and no timer operation.
 #[derive(Debug)]
-pub struct Silence {
+pub struct SilenceTimers {
     limits: Limits,
     end: Instant,
     started: Instant,
@@ -70,7 +72,7 @@ pub struct Silence {
     keepalive: Instant,
 }
 
-impl Silence {
+impl SilenceTimers {
     pub fn new(limits: Limits, end: Instant, now: Instant) -> Self {
         let (stall_check, keepalive) = (now + limits.inter_token, now + limits.keepalive);
         let worker_check = now + limits.first_worker_check();
@@ -171,7 +173,7 @@ mod tests {
 
     struct Stream {
         started: Instant,
-        silence: Silence,
+        silence: SilenceTimers,
         timer: DeadlineTimer,
     }
 
@@ -181,7 +183,7 @@ mod tests {
             let end = started + Duration::from_secs(seconds);
             Self {
                 started,
-                silence: Silence::new(limits, end, started),
+                silence: SilenceTimers::new(limits, end, started),
                 timer: DeadlineTimer::new(end),
             }
         }

@@ -1,9 +1,9 @@
 //! A stream of events from a worker to the client. The router removes its own parts, fills silence, and continues a
 //! broken stream on another worker or ends it with an error.
 //!
-//! The router guarantees the end of a stream, whatever a worker sends. A complete answer ends once with `[DONE]`,
-//! or with the last event of the Responses or Messages API. An incomplete answer ends with an error event and never with
-//! `[DONE]`. Events in between are passed on unparsed.
+//! The router guarantees the end of a stream, independently of the bytes that a worker sends. A complete answer ends
+//! once with `[DONE]`, or with the last event of the Responses or Messages API. An incomplete answer ends with an
+//! error event and never with `[DONE]`. Events in between are passed on unparsed.
 
 use std::{
     pin::Pin,
@@ -20,7 +20,7 @@ use crate::{
     body::{
         failure::Failure,
         replay::Replay,
-        silence::{Due, Limits, MIN_SILENCE, Silence},
+        silence::{Due, Limits, MIN_SILENCE, SilenceTimers},
         usage,
         worker::WorkerFrames,
     },
@@ -46,7 +46,7 @@ const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 /// Time for the worker to end its response after the last event, so that the connection can be reused.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A stream may pause this many times as long on a worker that only reports progress as on one that sends other bytes.
+/// Factor for the longest pause of a stream if its worker reports progress but sends no other bytes.
 const PROGRESS_ONLY_FACTOR: u32 = 10;
 
 /// The stream. It owns all resources of its request, so dropping it releases them.
@@ -57,10 +57,10 @@ pub struct EventStream {
     events: Events,
     /// Bytes that are not split into events yet.
     frame: Bytes,
-    silence: Silence,
+    silence: SilenceTimers,
     replay: Option<Replay>,
     usage: usage::Reader,
-    /// Whether the router has requested token counts that the client has not.
+    /// Whether the router, and not the client, has requested token counts.
     asked_usage: bool,
     /// Whether the present event is the last one: `[DONE]`, a last event of the Responses API, or an error.
     is_last: bool,
@@ -119,7 +119,7 @@ impl EventStream {
             inter_token: config.inter_token_timeout_secs.get(),
         };
         Self {
-            silence: Silence::new(limits, job.deadline, Instant::now()),
+            silence: SilenceTimers::new(limits, job.deadline, Instant::now()),
             endpoint: job.endpoint,
             state: State::Streaming { frames, job },
             events: Events::default(),
@@ -187,7 +187,7 @@ impl EventStream {
                     outcome => return Poll::Ready(outcome.map(Some)),
                 },
                 Ok(None) => {}
-                Err(_) => return Poll::Ready(Err(Failure::Endless)),
+                Err(_) => return Poll::Ready(Err(Failure::EventTooLong)),
             }
             let State::Streaming { frames, job } = &mut self.state else {
                 return Poll::Ready(Ok(None));
@@ -248,7 +248,7 @@ impl EventStream {
         }
         if self.is_last && ends {
             self.last_event_sent = true;
-            // An error is no evidence on the worker: the request may be the cause.
+            // An error event says nothing about the worker: the request may be the cause.
             if let State::Streaming { frames, .. } = &mut self.state
                 && self.is_answer
             {
@@ -361,7 +361,8 @@ impl EventStream {
         Some(if whole { Ok(failure.to_event(self.endpoint)) } else { Err(failure) })
     }
 
-    /// Continues with the response of another worker. Fails if there is none, or it is no continuation.
+    /// Continues with the response of another worker. Fails if there is no response, or if it is not a
+    /// continuation.
     fn resume(&mut self, (job, outcome): Resumed) -> Result<(), Failure> {
         let replays = &job.router.metrics.replays;
         let mut answer = outcome.map_err(|error| {

@@ -1,4 +1,4 @@
-//! Learns from an answer how many prompt tokens it had and how many of them were cached.
+//! Reads the number of prompt tokens, and of cached prompt tokens, from an answer.
 
 use http::HeaderMap;
 
@@ -24,7 +24,7 @@ impl Reader {
     pub fn new(job: &Job, headers: &HeaderMap, guard: &mut LoadGuard) -> Self {
         let number = |name| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
         if let Some(requests) = number(REQUESTS) {
-            guard.replica().has_requests(u32::try_from(requests).unwrap_or(u32::MAX));
+            guard.replica().record_reported_requests(u32::try_from(requests).unwrap_or(u32::MAX));
         }
         let find: Find = match job.endpoint {
             _ if job.key.is_none() => return Self::default(),
@@ -47,14 +47,14 @@ impl Reader {
         }
     }
 
-    /// The answer is complete. Counts it as unreported if the cached tokens are still unknown.
+    /// Handles the end of the answer. Counts it as unreported if the cached tokens are still unknown.
     pub fn ends(&mut self, guard: &LoadGuard) {
         if self.find.take().is_some() {
             guard.replica().counters.unreported.increment();
         }
     }
 
-    /// Stops reading: what follows comes from another worker.
+    /// Stops reading, because the following bytes come from another worker.
     pub fn close(&mut self) {
         self.find = None;
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// The default path of OTLP over HTTP.
 const DEFAULT_PATH: &str = "/v1/traces";
 
-/// The URL of an OpenTelemetry collector: `http://HOST:PORT`, with an optional path. Without TLS: the collector, or
-/// an agent of it, runs beside the router.
+/// The URL of an OpenTelemetry collector: `http://HOST:PORT`, with an optional path. TLS is not supported: the
+/// collector, or its agent, runs on the machine of the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CollectorUrl {

@@ -56,8 +56,7 @@ pub struct Config {
     #[arg(long, value_name = "NAME", help_heading = WORKERS)]
     pub service_discovery_namespace: Option<String>,
 
-    /// Networks for workers that are added over HTTP; workers elsewhere are refused. Loopback and private
-    /// networks if none is given
+    /// Allowed networks of workers that are added over HTTP; loopback and private networks if none is given
     #[arg(long, value_name = "CIDR", num_args = 0.., help_heading = WORKERS)]
     pub worker_networks: Vec<Network>,
 
@@ -127,12 +126,12 @@ pub struct Config {
     #[arg(long, value_name = "KEY", env = "MLA_ROUTER_ADMIN_API_KEY", hide_env_values = true, help_heading = SERVING)]
     pub admin_api_key: Option<ApiKey>,
 
-    /// Allow an address that others can reach without a key
+    /// Allow to listen without a key on an address that other machines can reach
     #[arg(long, help_heading = SERVING)]
     pub insecure: bool,
 
-    /// Host names of the router, besides localhost and addresses (* for any). Without a key, a router on loopback
-    /// refuses other names, because a web page could reach it by them
+    /// Host names of the router, in addition to localhost and IP addresses (* for any). Without a key, a router on
+    /// loopback refuses other names, because web pages could reach it by them
     #[arg(long, value_name = "NAME", num_args = 0.., help_heading = SERVING)]
     pub allowed_hosts: Vec<AllowedHost>,
 
@@ -182,7 +181,7 @@ pub struct Config {
     #[arg(long, value_name = "N", default_value_t = 32, help_heading = ROUTING)]
     pub balance_abs_threshold: u32,
 
-    /// cache_aware_threshold: the same as the ratio of the most to the least loaded worker
+    /// cache_aware_threshold: the same limit, as a ratio between the most and the least loaded worker
     #[arg(long, value_name = "RATIO", default_value = "1.0001", allow_negative_numbers = true, help_heading = ROUTING)]
     pub balance_rel_threshold: Ratio,
 
@@ -217,8 +216,8 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", default_value = "10", help_heading = FAILURES)]
     pub first_token_timeout_secs: Seconds,
 
-    /// Minimum pause after which a stream counts as stuck; two fifths of it if the worker sends other streams. A slow
-    /// stream extends it
+    /// Pause after which a stream counts as stuck; two fifths of it if the worker sends other streams. The limit is
+    /// longer for slow streams
     #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = FAILURES)]
     pub inter_token_timeout_secs: Seconds,
 

@@ -17,15 +17,15 @@ use crate::{
 /// tokens per byte.
 const SLACK: f64 = 6.0;
 
-/// Minimum number of predicted blocks, recently used, of a prompt that is evidence of a restart when nothing of it
-/// was cached.
+/// Minimum number of recently used blocks that the tree predicted for a prompt. If nothing of such a prompt was
+/// cached, this is evidence of a restart.
 const RESTART_BLOCKS: u32 = 32;
 
 /// Number of such prompts that prove a restart, unless an older prefix is found cached in between.
 const RESTART_RUN: u32 = 3;
 
-/// Minimum factor by which one miss shrinks the capacity. Small steps are enough for a cache that is smaller than
-/// reported, because misses repeat. A restart looks the same for a few requests and must not cost much.
+/// One miss shrinks the capacity at most by this factor. Small steps are enough for a cache that is smaller than
+/// reported, because misses repeat. The first misses after a restart look the same, and must not cost much.
 const SHRINK: f64 = 0.9;
 
 /// Factor by which one sign of more room grows the capacity.
@@ -84,9 +84,10 @@ pub struct Report {
     pub cached: u64,
 }
 
-/// The learned state of one worker. The lock that the choice of a worker takes is not held while the tree evicts.
+/// The learned state of one worker. While the tree evicts, the choice of a worker does not wait for a lock
+/// here.
 #[derive(Debug)]
-pub struct Learned {
+pub struct LearnedCache {
     state: Mutex<State>,
     /// Held while the worker's share of the tree changes. Taken before `state`.
     correcting: Mutex<()>,
@@ -140,7 +141,7 @@ struct State {
     has_hit: bool,
 }
 
-impl Learned {
+impl LearnedCache {
     /// The state of a worker that holds `default_blocks` until it reports its size.
     pub fn new(default_blocks: u64) -> Self {
         Self {
@@ -176,7 +177,7 @@ impl Learned {
         Prediction { receipt: Some(receipt), settled, empties, ..Prediction::default() }
     }
 
-    /// Closes a request: its prompt is computed, or never will be.
+    /// Closes a request: its prompt is computed, or the request has ended before.
     pub fn end(&self, epoch: &Epoch) {
         self.state.lock().settling.end(epoch);
     }

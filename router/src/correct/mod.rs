@@ -1,10 +1,10 @@
 //! Corrects the tree by the reports of the workers. The tree predicts the cached tokens of a prompt; the response
 //! reports them.
 //!
-//! A worker reports the prompt tokens and the cached tokens: this project's workers in response headers with the
-//! first byte, other engines in `usage`. A missing report teaches nothing. A prompt is inserted into the tree when
-//! its worker is chosen, so that the next request finds it. Once the prompt is computed, the insertion is true. So
-//! the path of the prompt itself needs no repair, and a report teaches something about the rest of the cache:
+//! A worker reports the prompt tokens and the cached tokens: this project's workers in response headers with the first
+//! byte, other engines in `usage`. Without a report nothing is learned. A prompt is inserted into the tree when its
+//! worker is chosen, so that the next request finds it. Once the prompt is computed, the insertion is right. So the
+//! path of the prompt itself needs no correction, and a report gives information about the rest of the cache:
 //!
 //! - Fewer cached tokens than predicted: the worker has evicted the prefix. Its cache is LRU, so everything that it
 //!   used less recently is gone too. That part is removed from its share of the tree. The remaining part is the
@@ -22,18 +22,17 @@
 //! - An earlier request may still be computing a prefix that is in the tree already. Only prefixes that had been
 //!   computed before the request count ([`settling`]).
 //! - Workers cache whole pages and compute at least one token. Small differences do not count.
-//! - The router counts bytes and the worker counts tokens, including the chat template. So shares of the same
-//!   prompt are compared; the ratio cancels out. The ratio is learned as well, because the capacity is reported in
-//!   tokens.
-//! - The router cannot count the tokens of a batch, or of a prompt with images. Such prompts teach nothing.
-//! - A request that ends before its prompt is computed leaves a false insertion. It is taken back, unless another
-//!   request has made it true.
+//! - The router counts bytes and the worker counts tokens, including the chat template. So shares of the same prompt
+//!   are compared; the ratio cancels out. The ratio is learned as well, because the capacity is reported in tokens.
+//! - The router cannot count the tokens of a batch, or of a prompt with images. Nothing is learned from such prompts.
+//! - A request that ends before its prompt is computed leaves a false insertion. The insertion is taken back, unless
+//!   another request has computed the same prompt.
 
 mod learned;
 mod owner_share;
 mod settling;
 
-pub use learned::{Finding, Learned, Prediction, Report};
+pub use learned::{Finding, LearnedCache, Prediction, Report};
 pub use owner_share::OwnerShare;
 pub use settling::Epoch;
 

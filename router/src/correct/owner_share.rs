@@ -20,8 +20,8 @@ const MIN_WEIGHT: f64 = 0.5;
 /// Share of unknown tokens found cached above which other routers must exist.
 const MIN_FOUND_SHARE: f64 = 0.02;
 
-/// Minimum share that is expected at an owner if other routers exist. A router that does not send its prompts to
-/// their owners would never find the prompts of other routers there.
+/// Minimum share that is expected at an owner if other routers exist. Otherwise a router would not send prompts to
+/// their owners, and would never find the prompts of other routers there.
 const MIN_OWNER_SHARE: f64 = 0.7;
 
 /// Tokens that may be cached without other routers: the chat template is shared by all prompts.

@@ -1,4 +1,4 @@
-//! Tells which insertions of a worker's share are settled: their prompts have been computed.
+//! Determines which insertions of a worker are settled: their prompts have been computed.
 //!
 //! A prompt is inserted into the tree when its worker is chosen, and is in the cache of the worker once it is
 //! computed. A request in between finds fewer cached tokens than predicted, and that is no error. So the router
@@ -42,7 +42,7 @@ impl Settling {
         receipt.last_used.zip(self.settled).is_some_and(|(used, settled)| used.is_before(settled))
     }
 
-    /// Closes a request: its prompt is computed, or never will be.
+    /// Closes a request: its prompt is computed, or the request has ended before.
     pub(super) fn end(&mut self, epoch: &Epoch) {
         self.pending[epoch.0] -= 1;
         self.turn();

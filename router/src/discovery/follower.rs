@@ -23,14 +23,14 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// Whether this is the same process with the same description; its readiness may differ.
+    /// Whether both are the same process with the same description. Their readiness may differ.
     fn is_same(&self, other: &Self) -> bool {
         self.instance == other.instance && self.spec == other.spec
     }
 }
 
-/// Adds and removes the workers of one source. Workers from elsewhere are not touched. A worker of the source that
-/// was removed by hand is added again only after it has left the source and come back.
+/// Adds and removes the workers of one source, and leaves all other workers as they are. A worker of the source that
+/// an operator has removed is added again only after it has left the source and come back.
 pub(super) struct Follower {
     router: Weak<Router>,
     source: &'static str,

@@ -70,7 +70,7 @@ impl Expect {
     }
 
     /// Checks the head and the first bytes of a body. Returns the defect as an error.
-    pub(crate) fn begins(self, headers: &HeaderMap, first: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn check_start(self, headers: &HeaderMap, first: &[u8]) -> Result<(), &'static str> {
         let text = first.trim_ascii_start();
         match self {
             Self::Anything => Ok(()),
@@ -91,24 +91,24 @@ impl Expect {
     }
 
     /// Checks a whole body whose start was good.
-    pub(crate) fn is_whole(self, body: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn check_whole(self, body: &[u8]) -> Result<(), &'static str> {
         match self {
-            Self::Json(api) => api.is_answer(body),
+            Self::Json(api) => api.check_answer(body),
             _ => Ok(()),
         }
     }
 
     /// Checks the complete first event of a stream. An event without data is a comment.
-    pub(crate) fn is_event(self, event: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn check_event(self, event: &[u8]) -> Result<(), &'static str> {
         match (self, data_of(event)) {
-            (Self::Events(api), Some(data)) => api.is_event(data),
+            (Self::Events(api), Some(data)) => api.check_event(data),
             _ => Ok(()),
         }
     }
 }
 
 impl Api {
-    fn is_answer(self, body: &[u8]) -> Result<(), &'static str> {
+    fn check_answer(self, body: &[u8]) -> Result<(), &'static str> {
         const BROKEN: &str = "broken JSON";
         const FOREIGN: &str = "JSON without the fields of this API";
         let is_complete = |fields: &Fields| match self {
@@ -126,7 +126,7 @@ impl Api {
         if is_good { Ok(()) } else { Err(FOREIGN) }
     }
 
-    fn is_event(self, data: &[u8]) -> Result<(), &'static str> {
+    fn check_event(self, data: &[u8]) -> Result<(), &'static str> {
         if data == b"[DONE]" {
             return Ok(());
         }
@@ -187,12 +187,12 @@ mod tests {
         ];
         for (expect, text) in good {
             for cut in 1..=text.len() {
-                assert_eq!(expect.begins(&HeaderMap::new(), &text.as_bytes()[..cut]), Ok(()));
+                assert_eq!(expect.check_start(&HeaderMap::new(), &text.as_bytes()[..cut]), Ok(()));
             }
-            assert_eq!(expect.is_whole(text.as_bytes()), Ok(()), "{text}");
+            assert_eq!(expect.check_whole(text.as_bytes()), Ok(()), "{text}");
         }
         let streams = typed("Text/Event-Stream; charset=utf-8");
-        assert_eq!(EVENTS.begins(&streams, b"data: 1"), Ok(()));
+        assert_eq!(EVENTS.check_start(&streams, b"data: 1"), Ok(()));
     }
 
     #[test]
@@ -207,11 +207,11 @@ mod tests {
             (JSON, "[{}]"),
             (JSON, ""),
         ] {
-            assert!(expect.begins(&HeaderMap::new(), text.as_bytes()).is_err(), "{text:?}");
+            assert!(expect.check_start(&HeaderMap::new(), text.as_bytes()).is_err(), "{text:?}");
         }
-        assert!(EVENTS.begins(&typed("text/html"), b"data: 1").is_err());
+        assert!(EVENTS.check_start(&typed("text/html"), b"data: 1").is_err());
         for text in ["{\"a\":", "{\"a\":1}}", "{garbage}", "   "] {
-            assert!(JSON.is_whole(text.as_bytes()).is_err(), "{text:?}");
+            assert!(JSON.check_whole(text.as_bytes()).is_err(), "{text:?}");
         }
     }
     #[test]
@@ -223,20 +223,20 @@ mod tests {
             (Api::Generate, r#"{"text":"a"}"#, r#"{"output_ids":[1]}"#),
             (Api::Generate, r#"[{"text":"a"},{"output_ids":[1]}]"#, r#"{"text":["a"]}"#),
         ] {
-            assert_eq!(Expect::Json(api).is_whole(answer.as_bytes()), Ok(()), "{answer}");
+            assert_eq!(Expect::Json(api).check_whole(answer.as_bytes()), Ok(()), "{answer}");
             let event = format!(":mla 0 1\nevent: x\r\ndata: {event}\r\n\r\n");
-            assert_eq!(Expect::Events(api).is_event(event.as_bytes()), Ok(()), "{event}");
+            assert_eq!(Expect::Events(api).check_event(event.as_bytes()), Ok(()), "{event}");
         }
         for text in [r#"{"hello":"world"}"#, r#"{"choices":null}"#, r#"{"choices":1}"#, "{}"] {
             for api in [Api::Choices, Api::Responses, Api::Messages, Api::Generate] {
-                assert!(Expect::Json(api).is_whole(text.as_bytes()).is_err(), "{text}");
+                assert!(Expect::Json(api).check_whole(text.as_bytes()).is_err(), "{text}");
                 let event = format!("data:{text}\n\n");
-                assert!(Expect::Events(api).is_event(event.as_bytes()).is_err(), "{event}");
+                assert!(Expect::Events(api).check_event(event.as_bytes()).is_err(), "{event}");
             }
         }
-        assert!(BATCH.is_whole(br#"[{"text":"a"},{}]"#).is_err());
+        assert!(BATCH.check_whole(br#"[{"text":"a"},{}]"#).is_err());
         for event in ["data: [DONE]\n\n", ": ping\n\n", "data: {\"error\":{}}\n\n", "\n"] {
-            assert_eq!(EVENTS.is_event(event.as_bytes()), Ok(()), "{event}");
+            assert_eq!(EVENTS.check_event(event.as_bytes()), Ok(()), "{event}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Token counts of a stream that the router requests for itself.
 //!
-//! SGLang and vLLM report the counts of a stream only on request. Where the client leaves `stream_options` open, the
-//! router adds the field and removes the counts from the stream again: the event that has only counts, and the field
+//! SGLang and vLLM report the counts of a stream only on request. If the client does not set `stream_options`, the
+//! router adds the field, and removes the counts from the stream: the event that has only counts, and the field
 //! `usage` of other events.
 
 use std::sync::LazyLock;

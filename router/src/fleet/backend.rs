@@ -1,5 +1,5 @@
-//! An engine process: its address and connections, its health, and what the router has learned about its times.
-//! Its caches and their load are its replicas.
+//! An engine process: its address, its connections, its health, and its learned response times. Its KV caches and
+//! their loads are its replicas.
 
 use std::{
     fmt::Display,
@@ -261,8 +261,8 @@ impl Backend {
         self.first_byte_time.limit(pending_tokens, least)
     }
 
-    /// Marks the engine as frozen behind an HTTP server that answers. Requests that wait for a first byte go to other
-    /// workers.
+    /// Marks the engine as frozen although its HTTP server answers. Requests that wait for a first byte go to
+    /// other workers.
     pub(super) fn freeze(&self) {
         *self.frozen.lock() = Some(Instant::now());
         // Good health checks bring the worker back into rotation, so the breaker must keep it out.

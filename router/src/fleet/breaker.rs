@@ -51,7 +51,7 @@ pub(super) struct Breaker {
     threshold: u32,
     first: Duration,
     /// Whether a request has failed since the last success. Usually it is false, and no lock is taken.
-    troubled: AtomicBool,
+    has_failures: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -69,13 +69,13 @@ struct State {
 impl Breaker {
     /// A breaker that opens after `threshold` consecutive failures, the first time for `first`.
     pub(super) fn new(threshold: u32, first: Duration) -> Self {
-        Self { threshold, first, troubled: AtomicBool::new(false), state: Mutex::default() }
+        Self { threshold, first, has_failures: AtomicBool::new(false), state: Mutex::default() }
     }
 
     /// Whether the breaker is closed. Reads neither the clock nor the lock, so it may return false for a closed
     /// breaker.
     pub(super) fn is_closed(&self) -> bool {
-        !self.troubled.load(Ordering::Acquire)
+        !self.has_failures.load(Ordering::Acquire)
     }
 
     pub(super) fn state(&self, now: Instant) -> BreakerState {
@@ -124,7 +124,7 @@ impl Breaker {
         let mut state = self.state.lock();
         let was_open = state.open_until.is_some();
         *state = State::default();
-        self.troubled.store(false, Ordering::Release);
+        self.has_failures.store(false, Ordering::Release);
         was_open
     }
 
@@ -134,7 +134,7 @@ impl Breaker {
             return None;
         }
         let mut state = self.state.lock();
-        self.troubled.store(true, Ordering::Release);
+        self.has_failures.store(true, Ordering::Release);
         state.failures = state.failures.saturating_add(1);
         // Requests that were in flight at the opening are no new evidence.
         let open = state.at(now) != BreakerState::Closed;

@@ -1,5 +1,5 @@
-//! The time limit of a worker's health check. A worker that answered in milliseconds and no longer answers has stopped.
-//! A worker whose answers take a little longer each time is busy.
+//! The time limit of a worker's health check. A worker whose checks took milliseconds, and which now does not answer,
+//! has stopped. A worker whose checks take a little longer each time is busy.
 
 use std::time::Duration;
 

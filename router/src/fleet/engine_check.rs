@@ -21,7 +21,7 @@ use crate::{
     upstream::{Connection, call::Call},
 };
 
-/// Limit for the figures, and for the first canary request.
+/// Time limit for reading the figures, and for the first canary request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Silence of a worker after which its engine is checked.
@@ -33,7 +33,7 @@ const MIN_CANARY_TIMEOUT: Duration = Duration::from_millis(2200);
 /// Ticks between two reads of the figures.
 const READ_PERIOD: u32 = 4;
 
-/// Ticks between two reads if the engine has no such page: another process may have one.
+/// Ticks between two reads if the engine has no such page. Its next process may have one.
 const RETRY_PERIOD: u32 = 120;
 
 /// Ticks with work in a period for which the longest silence is learned.
@@ -53,7 +53,7 @@ pub struct EngineCheck {
     /// Used by these checks only.
     connection: Option<Connection>,
     canary: Canary,
-    /// Whether its token counts have increased: then they show progress.
+    /// Whether its token counts have ever increased. Only then they show progress.
     counts: bool,
     /// Ticks until the next read of the figures.
     figures_in: u32,

@@ -54,7 +54,7 @@ pub struct HealthCheck {
     /// Send time of the first failed check of the present series.
     failing_since: Option<Instant>,
     /// Whether a connection has broken since the worker was last healthy: the process may have ended.
-    severed: bool,
+    connection_broke: bool,
 }
 
 impl HealthCheck {
@@ -66,7 +66,7 @@ impl HealthCheck {
             failures: 0,
             successes: 0,
             failing_since: None,
-            severed: false,
+            connection_broke: false,
         }
     }
 
@@ -77,7 +77,7 @@ impl HealthCheck {
             Ok(()) => {
                 self.check_timeout.answered(sent.elapsed());
                 let reconnected = self.opened_at() != kept;
-                self.severed |= reconnected && kept.is_some();
+                self.connection_broke |= reconnected && kept.is_some();
                 self.good(config, registry, tree, reconnected).await;
             }
             Err(CheckError::Broken(error)) if error.is_local() => {
@@ -174,7 +174,7 @@ impl HealthCheck {
         let backend = &self.backend;
         self.successes = 0;
         self.failures = self.failures.saturating_add(1);
-        self.severed |= matches!(error, CheckError::Broken(_));
+        self.connection_broke |= matches!(error, CheckError::Broken(_));
         let failing_since = *self.failing_since.get_or_insert(sent);
         let was = backend.phase();
         backend.record_failure(error);
@@ -216,14 +216,14 @@ impl HealthCheck {
         let info = match answered {
             Some(info) => info,
             // The worker is busy. The connection is closed, so the next check reads the information again.
-            None if !self.severed => return,
+            None if !self.connection_broke => return,
             None => WorkerInfo::default(),
         };
         let before = backend.info.load_full();
         let restarted = before.boot_id.is_some() && info.boot_id != before.boot_id;
-        let severed = std::mem::take(&mut self.severed);
+        let connection_broke = std::mem::take(&mut self.connection_broke);
         let was_away = matches!(backend.phase(), Phase::Suspect | Phase::Down);
-        if restarted || info.boot_id.is_none() && severed && was_away {
+        if restarted || info.boot_id.is_none() && connection_broke && was_away {
             for replica in replicas_of(&registry.replicas(), backend) {
                 replica.learned.forget(tree, replica.id);
             }

@@ -55,7 +55,7 @@ impl FirstByteTime {
     }
 }
 
-/// The longest of the observed times in milliseconds. Each observation takes a hundredth off the longest one before.
+/// The longest of the observed times in milliseconds. Each observation first reduces the longest one by 1%.
 #[derive(Debug, Default)]
 pub(super) struct LongestTime(AtomicU64);
 

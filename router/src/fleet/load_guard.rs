@@ -94,7 +94,7 @@ impl LoadGuard {
         &self.replica.backend
     }
 
-    /// Adds `more` completions to the one that each request has.
+    /// Adds `more` completions. Each request has one already.
     pub fn add_answers(&mut self, more: u32) {
         self.replica.load.add_requests(more);
         self.requests += more;
@@ -256,7 +256,7 @@ mod tests {
         RouteKey { blocks: (0..64).collect(), stream: true, ..RouteKey::default() }
     }
 
-    fn sibling(worker: &Arc<Replica>) -> LoadGuard {
+    fn another_request(worker: &Arc<Replica>) -> LoadGuard {
         let mut guard = worker.reserve(1000, Reason::CacheHit);
         guard.share_prefix(&prompt(), 64);
         guard
@@ -267,10 +267,10 @@ mod tests {
         let worker = worker();
         let mut first = worker.reserve(1000, Reason::Cold);
         first.share_prefix(&prompt(), 0);
-        let waiter = sibling(&worker).prefix_computed().expect("it is being computed");
+        let waiter = another_request(&worker).prefix_computed().expect("it is being computed");
         first.prefill_done(true);
         timeout(Duration::from_millis(1), waiter).await.expect("it is computed");
-        assert!(sibling(&worker).prefix_computed().is_none());
+        assert!(another_request(&worker).prefix_computed().is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -278,7 +278,7 @@ mod tests {
         let worker = worker();
         let mut first = worker.reserve(1000, Reason::Cold);
         first.share_prefix(&prompt(), 0);
-        let mut guard = sibling(&worker);
+        let mut guard = another_request(&worker);
         let (begun, limit) = (Instant::now(), guard.expected_prefill());
         let waiter = guard.prefix_computed().expect("it is being computed");
         timeout(Duration::from_secs(3600), waiter).await.expect("the wait is limited");

@@ -1,4 +1,4 @@
-//! The workers: registration, health checks, circuit breaker, load, and what the router has learned about each.
+//! The workers: registration, health checks, circuit breaker, load, and learned speeds and limits.
 //!
 //! A worker is a [`Replica`]: one KV cache and its queue. Its [`Backend`] is the engine process behind its URL.
 

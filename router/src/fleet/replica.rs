@@ -1,5 +1,5 @@
-//! One KV cache and its queue in an engine process: its load, and what the router has learned about it. The process has
-//! one for each data-parallel rank.
+//! One KV cache and its queue in an engine process, with its load and learned state. The process has one for each
+//! data-parallel rank.
 
 use std::sync::{
     Arc,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    correct::Learned,
+    correct::LearnedCache,
     engine::{EngineLoad, Runtime},
     names::WorkerId,
     policy::Candidate,
@@ -38,7 +38,7 @@ pub struct Replica {
     name: String,
     pub counters: ReplicaCounters,
     /// The learned state of its cache.
-    pub learned: Learned,
+    pub learned: LearnedCache,
     /// Hash of the name. It is the same in every router, so all routers break ties the same way.
     hash_seed: u64,
     pub(super) load: Load,
@@ -59,7 +59,7 @@ impl Replica {
             rank,
             name,
             counters: ReplicaCounters::default(),
-            learned: Learned::new(config.default_cache_blocks()),
+            learned: LearnedCache::new(config.default_cache_blocks()),
             load: Load::default(),
             other_routers: OtherRouters::default(),
             single_flight: SingleFlight::default(),
@@ -94,7 +94,7 @@ impl Replica {
     }
 
     /// Records the number of requests that the worker reports, of all routers together.
-    pub fn has_requests(&self, requests: u32) {
+    pub fn record_reported_requests(&self, requests: u32) {
         self.other_routers.observe(requests, self.requests(), Instant::now());
     }
 

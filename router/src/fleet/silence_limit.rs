@@ -8,7 +8,7 @@ use std::{
 /// A silence may last this many times the longest recent one.
 const LIMIT_FACTOR: u32 = 4;
 
-/// Each period without a silence as long reduces the longest one by this fraction (1/10).
+/// In each period without an equally long silence, the longest one shrinks by 1/10.
 const DECAY_DIVISOR: u64 = 10;
 
 /// The longest silences, in milliseconds.
@@ -52,7 +52,7 @@ mod tests {
     const UNKNOWN: Duration = Duration::from_secs(10);
 
     #[test]
-    fn rhythm_is_learned_from_completed_silences() {
+    fn limit_is_learned_from_completed_silences() {
         let silence_limit = SilenceLimit::default();
         silence_limit.observe(40);
         assert_eq!(silence_limit.limit(MIN, UNKNOWN), UNKNOWN, "nothing is known yet");

@@ -22,7 +22,7 @@ use window::Window;
 
 /// The figures of one worker at one time.
 #[derive(Debug, Default)]
-pub struct WorkerMoment {
+pub struct WorkerFigures {
     pub counts: Counts,
     pub running: Option<f64>,
     pub waiting: Option<f64>,
@@ -31,7 +31,7 @@ pub struct WorkerMoment {
 
 /// The figures of the router at one time, without the figures of its workers.
 #[derive(Debug, Default)]
-pub struct RouterMoment {
+pub struct RouterFigures {
     pub counts: Counts,
     pub in_flight: f64,
     pub waiting: f64,
@@ -59,7 +59,7 @@ struct Series {
 
 /// The samples that a reader has not received.
 #[derive(Debug, Serialize)]
-pub struct Excerpt {
+pub struct NewSamples {
     /// Number of the last sample.
     pub tick: u64,
     pub coarse_every: u64,
@@ -83,26 +83,26 @@ impl History {
     pub fn record(
         &self,
         at: Instant,
-        router: RouterMoment,
-        workers: impl IntoIterator<Item = (WorkerId, WorkerMoment)>,
+        router: RouterFigures,
+        workers: impl IntoIterator<Item = (WorkerId, WorkerFigures)>,
     ) {
         let State { tick, counted, total, workers: known } = &mut *self.0.lock();
         *tick += 1;
         let (mut waiting, mut kv_usages) = (router.waiting, Vec::new());
         let mut gone = std::mem::take(known);
-        for (id, moment) in workers {
+        for (id, figures) in workers {
             let mut series = gone.remove(&id.0).unwrap_or_default();
             if let Some(before) = series.window.latest() {
-                counted.add(before.clone(), moment.counts.clone());
+                counted.add(before.clone(), figures.counts.clone());
             }
-            series.window.push(at, moment.counts);
+            series.window.push(at, figures.counts);
             let mut sample = series.window.sample();
-            sample.set(Figure::Running, moment.running);
-            sample.set(Figure::Waiting, moment.waiting);
-            sample.set(Figure::KvUsage, moment.kv_usage);
+            sample.set(Figure::Running, figures.running);
+            sample.set(Figure::Waiting, figures.waiting);
+            sample.set(Figure::KvUsage, figures.kv_usage);
             series.rings.push(*tick, sample);
-            waiting += moment.waiting.unwrap_or(0.0);
-            kv_usages.extend(moment.kv_usage);
+            waiting += figures.waiting.unwrap_or(0.0);
+            kv_usages.extend(figures.kv_usage);
             known.insert(id.0, series);
         }
         let Counts { requests, errors, first_token, .. } = router.counts;
@@ -116,14 +116,14 @@ impl History {
     }
 
     /// Returns the samples after the sample `seen`, or all samples.
-    pub fn since(&self, seen: Option<u64>) -> Excerpt {
+    pub fn since(&self, seen: Option<u64>) -> NewSamples {
         let state = self.0.lock();
         let missed = seen.map_or(usize::MAX, |seen| state.tick.saturating_sub(seen) as usize);
         let samples = |series: &Series| Samples {
             fine: series.rings.fine(missed),
             coarse: if seen.is_none() { series.rings.coarse() } else { Vec::new() },
         };
-        Excerpt {
+        NewSamples {
             tick: state.tick,
             coarse_every: COARSE_EVERY,
             figures: Figure::ALL.iter().map(|figure| figure.as_str()).collect(),
@@ -139,9 +139,9 @@ mod tests {
 
     use super::*;
 
-    fn moment(output_tokens: f64, kv_usage: f64) -> WorkerMoment {
+    fn figures(output_tokens: f64, kv_usage: f64) -> WorkerFigures {
         let counts = Counts { output_tokens: Some(output_tokens), ..Counts::default() };
-        WorkerMoment { counts, waiting: Some(1.0), kv_usage: Some(kv_usage), running: None }
+        WorkerFigures { counts, waiting: Some(1.0), kv_usage: Some(kv_usage), running: None }
     }
 
     fn last(samples: &Samples, figure: Figure) -> Option<f32> {
@@ -154,11 +154,11 @@ mod tests {
         for second in 0..20u8 {
             let at = start + Duration::from_secs(second.into());
             let time = f64::from(second);
-            let mut workers = vec![(WorkerId(0), moment(time * 10.0, 0.2))];
+            let mut workers = vec![(WorkerId(0), figures(time * 10.0, 0.2))];
             if second >= 5 {
-                workers.push((WorkerId(7), moment(1000.0 + time * 30.0, 0.4)));
+                workers.push((WorkerId(7), figures(1000.0 + time * 30.0, 0.4)));
             }
-            let router = RouterMoment { in_flight: 3.0, waiting: 1.0, ..RouterMoment::default() };
+            let router = RouterFigures { in_flight: 3.0, waiting: 1.0, ..RouterFigures::default() };
             history.record(at, router, workers);
         }
         let all = history.since(None);
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((news.total.fine.len(), news.total.coarse.len()), (2, 0));
         assert_eq!(history.since(Some(20)).total.fine.len(), 0);
         // The samples of a removed worker are dropped.
-        history.record(start + Duration::from_secs(20), RouterMoment::default(), []);
+        history.record(start + Duration::from_secs(20), RouterFigures::default(), []);
         assert!(history.since(None).workers.is_empty());
     }
 }

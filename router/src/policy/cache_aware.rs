@@ -9,16 +9,17 @@
 //! worker cheaper. A worker with many requests becomes expensive, until another computation of the prefix elsewhere
 //! is cheaper.
 //!
-//! **Bound.** Where nearly all of a prompt is cached, that happens late: the cost knows this request, but not the
-//! next ones with the same prefix. So each request above the worker's share plus one eighth plus [`FEW_REQUESTS`]
-//! counts as [`EXCESS_TOKENS`] more tokens to compute. This is consistent hashing with bounded loads (Mirrokni et
-//! al., arXiv:1608.01350) with a price instead of a gate: one computed prefix takes the rest of its group to a less
-//! loaded worker, and a prefix of 100,000 tokens is not computed again for one request.
+//! **Bound.** If nearly all of a prompt is cached, a worker becomes expensive too late: the cost includes this
+//! request, but not the next ones with the same prefix. So each request above the worker's share plus one eighth plus
+//! [`FEW_REQUESTS`] counts as [`EXCESS_TOKENS`] more tokens to compute. This is consistent hashing with bounded loads
+//! (Mirrokni et al., arXiv:1608.01350) with a price instead of a hard limit: once one more worker has computed a
+//! prefix, the rest of the group goes to this less loaded worker, and a prefix of 100,000 tokens is not computed again
+//! for one request.
 //!
 //! **Rendezvous owner.** Other routers may have sent a prompt that this router does not know. So each prompt has a
 //! rendezvous owner: the worker with the highest hash, the same in every router. The hashed part is the 256 bytes
-//! behind the prefix that more than half of the workers hold, such as a system prompt. A share of the unknown
-//! tokens counts as cached at the owner: the share that was found cached for earlier unknown prompts. Without other
+//! behind the prefix that more than half of the workers hold, such as a system prompt. The cost counts a share of the
+//! unknown tokens as cached at the owner: the share that was found cached for earlier unknown prompts. Without other
 //! routers the share is zero, and the owner only breaks ties.
 //!
 //! LMetric (arXiv:2603.15202) uses `(pending + uncached) * (requests + 1)`. It multiplies a queue that exists
@@ -38,8 +39,9 @@ use super::{
 };
 use crate::key::BLOCK_TOKENS;
 
-/// Blocks of the prompt (256 bytes) whose hash selects the rendezvous owner. Requests of one group meet at one
-/// worker, in every router with the same workers. A shorter common prefix is not worth a cache.
+/// Blocks of the prompt (256 bytes) whose hash selects the rendezvous owner. Requests of one group have
+/// the same owner, in every router with the same workers. A shorter common prefix is not worth keeping a
+/// group together.
 const ANCHOR_BLOCKS: usize = 4;
 
 /// The estimated work of an answer in prompt tokens: 192 output tokens, each as expensive in a batch as two prompt
@@ -47,8 +49,8 @@ const ANCHOR_BLOCKS: usize = 4;
 /// small differences.
 const ANSWER_TOKENS: u64 = 384;
 
-/// Requests that a worker may have above its share plus one eighth, free of charge. A few requests cost an engine
-/// little.
+/// Requests that a worker may have above its share plus one eighth without an additional cost. A few requests cost an
+/// engine little.
 const FEW_REQUESTS: u64 = 8;
 
 /// The price of each further request, in prompt tokens. One excess request outweighs a cached prefix of this length.
@@ -143,7 +145,7 @@ impl Fleet {
         u64::from((FASTEST << 16) / self.slowness(worker))
     }
 
-    /// The number of requests that the worker may have free of charge, by its speed.
+    /// The number of requests that the worker may have without an additional cost, by its speed.
     fn most_requests(&self, worker: &Candidate) -> u64 {
         let share = u128::from(9 * self.requests) * u128::from(self.speed(worker));
         let share = share.div_ceil(8 * u128::from(self.speeds));

@@ -2,8 +2,8 @@
 //! that holds the longest prefix of it, if that is more than `--cache-threshold` of the prompt. Otherwise it goes
 //! to the least loaded worker.
 //!
-//! In v0.4 a miss went to the worker with the smallest tree. That is often a worker in trouble: it has just
-//! restarted, or evicts most (sglang#14305).
+//! In v0.4 a miss went to the worker with the smallest tree. That is often a worker with a problem: it has just
+//! restarted, or it evicts more than the others (sglang#14305).
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded};
 use crate::{config::Config, key::BLOCK_TOKENS};

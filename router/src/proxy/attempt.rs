@@ -18,7 +18,6 @@ use super::{
     waiting::Waiting,
 };
 use crate::{
-    admission::Lane,
     config::Config,
     engine::expect::Expect,
     error::{Error, Refusal},
@@ -28,7 +27,7 @@ use crate::{
     },
     key::RouteKey,
     metrics::UpstreamFailure,
-    names::WorkerId,
+    names::{ModelName, WorkerId},
     router::{
         Router,
         select::{Placement, RouteClass},
@@ -181,7 +180,7 @@ impl<'a> Round<'a> {
     /// Sends the request to one worker.
     async fn attempt(&mut self, guard: LoadGuard) -> Result<Reply, AttemptError> {
         let Job { deadline, failures, .. } = *self.job;
-        let model = self.job.lane();
+        let model = self.job.line_key();
         let asking = self.is_original.then(|| self.job.body_with_usage(guard.backend())).flatten();
         let Job { router, request, key, endpoint, timer, log, attempts, deaths, .. } =
             &mut *self.job;
@@ -190,7 +189,7 @@ impl<'a> Round<'a> {
         router.metrics.retry(self.cause.take());
         let replica = Arc::clone(guard.replica());
         if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&replica, guard.reason)) {
-            request.name_trace(trace);
+            request.set_trace_context(trace);
         }
         let key = key.as_ref();
         let mut pending = Pending { router, key, guard: Some(guard) };
@@ -260,8 +259,8 @@ impl<'a> Round<'a> {
     }
 }
 
-/// A request on a worker before the start of its response. Dropping it takes its insertion into the tree back: the
-/// attempt has failed, or the client has disconnected.
+/// A request on a worker before the start of its response. It is dropped if the attempt fails or the client
+/// disconnects. Dropping it takes the insertion into the tree back.
 struct Pending<'a> {
     router: &'a Router,
     key: Option<&'a RouteKey>,
@@ -276,7 +275,7 @@ impl Pending<'_> {
     fn start(mut self, peek: PeekedResponse, asked_usage: bool) -> Reply {
         let PeekedResponse { head, first, rest } = peek;
         if head.status.is_client_error() {
-            self.unlearn();
+            self.retract_insertion();
         }
         let mut guard = self.guard.take().expect("contract: a response starts once");
         let streams = self.key.is_some_and(|key| key.stream);
@@ -286,16 +285,16 @@ impl Pending<'_> {
         Reply { head, first, rest, guard, asked_usage }
     }
 
-    fn unlearn(&mut self) {
+    fn retract_insertion(&mut self) {
         if let (Some(key), Some(guard)) = (self.key, &mut self.guard) {
-            self.router.unlearn(key, guard);
+            self.router.retract_insertion(key, guard);
         }
     }
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        self.unlearn();
+        self.retract_insertion();
     }
 }
 
@@ -324,7 +323,12 @@ fn record_failure(router: &Router, error: &AttemptError, guard: &mut LoadGuard, 
 }
 
 /// Whether a worker of another process, not yet asked in this round, takes requests for the model.
-fn has_other(router: &Router, model: Lane, current: &Arc<Backend>, tried: &[WorkerId]) -> bool {
+fn has_other(
+    router: &Router,
+    model: Option<ModelName>,
+    current: &Arc<Backend>,
+    tried: &[WorkerId],
+) -> bool {
     router.registry.replicas().iter().any(|replica| {
         let backend = &replica.backend;
         let is_other = !Arc::ptr_eq(backend, current) && !tried.contains(&replica.id);

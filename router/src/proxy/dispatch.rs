@@ -1,5 +1,5 @@
-//! Dispatches a request: waits for its turn, and runs rounds of attempts until a worker responds. The client has
-//! received nothing until then, so any worker may start from scratch.
+//! Dispatches a request: waits for its turn, and runs rounds of attempts until a worker responds. Until then the
+//! client has received nothing, so any worker can start the response.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Refusal},
 };
 
-/// Time within which a busy worker refuses. After it, the request counts as accepted.
+/// A busy worker refuses within this time. After it, the request counts as accepted.
 const ACCEPTED_AFTER: Duration = Duration::from_millis(10);
 
 /// Returns the response of a worker to `job`, or the error for the client. `body` replaces the client's body: it
@@ -33,7 +33,7 @@ pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error
         take_slot(job).await?;
     }
     // A new request does not overtake the line.
-    if continues || !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
+    if continues || !job.endpoint.is_work() || !job.router.queue.has_line(|| job.line_key()) {
         match Round::new(job, body.as_ref()).run().await {
             Ok(reply) => return Ok(reply),
             Err(RetryDecision::Fail(error)) => return Err(error),
@@ -58,11 +58,11 @@ async fn in_line(
         let held = match (ticket.take(), position) {
             (Some(held), _) => held,
             // A worker refused after the ticket was passed on: the request returns to its position.
-            (None, Some(position)) => queue.return_to(job.lane(), position),
-            (None, None) if body.is_some() => queue.join_front(job.lane(), job.client),
-            (None, None) => {
-                queue.join(job.lane(), job.client).map_err(|full| answer(refusal.take(), full))?
-            }
+            (None, Some(position)) => queue.return_to(job.line_key(), position),
+            (None, None) if body.is_some() => queue.join_front(job.line_key(), job.client),
+            (None, None) => queue
+                .join(job.line_key(), job.client)
+                .map_err(|full| answer(refusal.take(), full))?,
         };
         position = Some(held.position());
         let until = job.queue_deadline();

@@ -17,7 +17,8 @@ use crate::{
     upstream::{Connection, UpstreamError},
 };
 
-/// Bytes of a refusal that are kept while other workers are asked. The body of a longer one is dropped.
+/// Maximum length of a refusal that is kept while other workers are tried. The body of a longer one is
+/// dropped.
 const MAX_REFUSAL: usize = 64 << 10;
 
 /// A request that can be sent to any worker.
@@ -84,14 +85,14 @@ impl Exchange<'_> {
         let expect =
             if head.status.is_success() && is_readable { self.expect } else { Expect::Anything };
         let begun = PeekedBody::read(&mut connection, &mut incoming).await?;
-        expect.begins(&head.headers, &begun.bytes).map_err(AttemptError::Garbage)?;
+        expect.check_start(&head.headers, &begun.bytes).map_err(AttemptError::Garbage)?;
         let begun = begun.read_start(expect, &mut connection, &mut incoming).await?;
         let PeekedBody { bytes: first, ended } = begun;
         if !ended {
             return Ok(PeekedResponse { head, first, rest: Some(Rest { incoming, connection }) });
         }
         replica.backend.pool.checkin(connection);
-        expect.is_whole(&first).map_err(AttemptError::Garbage)?;
+        expect.check_whole(&first).map_err(AttemptError::Garbage)?;
         Ok(PeekedResponse { head, first, rest: None })
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
-    admission::{Client, Lane, Slot},
+    admission::{Client, LineKey, Slot},
     deadline_timer::{SharedTimer, TakenTimer},
     endpoint::Endpoint,
     engine::{Runtime, continuation, include_usage},
@@ -122,7 +122,7 @@ impl Job {
     }
 
     /// The line for this request: one for each served model, one for all other requests.
-    pub(super) fn lane(&self) -> Lane {
+    pub(super) fn line_key(&self) -> LineKey {
         known(&self.router.registry.replicas(), self.model())
     }
 
@@ -144,7 +144,7 @@ impl Job {
             return self.deadline_error();
         }
         let waited = self.router.config.queue_timeout_secs.get();
-        Error::QueueTimeout { waited, retry_after: self.router.queue.advice() }
+        Error::QueueTimeout { waited, retry_after: self.router.queue.retry_after_s() }
     }
 
     /// The body with a request for token counts, if `backend` reports the counts of a stream only on request and the

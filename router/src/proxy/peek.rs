@@ -87,7 +87,7 @@ impl PeekedBody {
             (unread, self.ended) = (next.bytes, next.ended);
         };
         if first.ends {
-            expect.is_event(&first.bytes).map_err(AttemptError::Garbage)?;
+            expect.check_event(&first.bytes).map_err(AttemptError::Garbage)?;
         }
         if !held.is_empty() {
             self.bytes = held.freeze();

@@ -14,6 +14,6 @@ pub struct Reply {
     pub first: Bytes,
     pub rest: Option<Rest>,
     pub guard: LoadGuard,
-    /// Whether the router has requested token counts that the client has not.
+    /// Whether the router, and not the client, has requested token counts.
     pub asked_usage: bool,
 }

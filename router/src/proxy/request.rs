@@ -74,7 +74,7 @@ impl WorkerRequest {
     }
 
     /// Sets the trace context for the next worker.
-    pub fn name_trace(&mut self, traceparent: HeaderValue) {
+    pub fn set_trace_context(&mut self, traceparent: HeaderValue) {
         self.headers.insert(telemetry::HEADER, traceparent);
     }
 

@@ -1,5 +1,5 @@
-//! The wait of a request for the start of its response. The request waits for a slow worker. If another worker exists,
-//! it leaves a worker that has sent no byte of any response for longer than expected.
+//! The wait of a request for the start of its response. A request waits for a slow worker. It moves to another worker,
+//! if there is one, when its worker has sent no byte of any response for longer than expected.
 
 use std::pin::Pin;
 
@@ -14,7 +14,7 @@ use crate::{
 
 type Asked = Result<PeekedResponse, AttemptError>;
 
-/// A streamed request leaves a worker that serves other requests after this multiple of its limit.
+/// A streamed request leaves a worker that still serves other requests after this multiple of its time limit.
 const OVERDUE_FACTOR: u32 = 3;
 
 pub(super) struct Waiting<'a> {

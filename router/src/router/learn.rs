@@ -56,7 +56,7 @@ impl Router {
 
     /// Takes back the insertion of a prompt that was not computed. Has no effect once the worker has reported cached
     /// tokens.
-    pub fn unlearn(&self, key: &RouteKey, guard: &mut LoadGuard) {
+    pub fn retract_insertion(&self, key: &RouteKey, guard: &mut LoadGuard) {
         if let Some(receipt) = guard.prediction.take_receipt() {
             self.tree.retract(key, guard.replica().id, &receipt);
         }

@@ -50,10 +50,10 @@ pub struct Router {
     pub budget: Budget,
     pub bodies: Arc<BodyMemory>,
     dialer: Arc<Dialer>,
-    /// Makes the choice of a worker and the reservation one step. Without it, requests that arrive together would
+    /// Makes the choice of a worker and the reservation one atomic step. Otherwise requests that arrive together would
     /// all choose the same idle worker.
     choosing: Mutex<Scratch>,
-    /// Runtime of the health checks, whichever thread adds the worker.
+    /// Runtime of the health checks. Any thread may add a worker.
     runtime: runtime::Handle,
 }
 
@@ -145,7 +145,7 @@ impl Router {
         Ok(())
     }
 
-    /// Withholds requests from a worker, or ends that, whatever its health is.
+    /// Starts or stops withholding requests from a worker, independently of its health.
     pub fn withhold(&self, url: &WorkerUrl, withheld: bool) {
         if let Some(backend) = self.find(url) {
             backend.withhold(withheld);

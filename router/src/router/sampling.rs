@@ -7,7 +7,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::Router;
 use crate::{
     fleet::Replica,
-    history::{Counts, RouterMoment, WorkerMoment},
+    history::{Counts, RouterFigures, WorkerFigures},
     metrics::{Label, StatusClass, UpstreamFailure},
 };
 
@@ -28,14 +28,14 @@ pub(super) async fn run(router: Weak<Router>) {
     }
 }
 
-fn of_router(router: &Router) -> RouterMoment {
+fn of_router(router: &Router) -> RouterFigures {
     let metrics = &router.metrics;
     let answered: u64 = StatusClass::ALL.iter().map(|class| metrics.requests.served(*class)).sum();
     // 429 and 503 of a busy worker are no errors.
     let tries =
         metrics.upstream_errors.total() - metrics.upstream_errors.get(UpstreamFailure::Busy);
     let errors = metrics.requests.served(StatusClass::ServerError) + tries;
-    RouterMoment {
+    RouterFigures {
         counts: Counts {
             requests: Some(answered as f64),
             errors: Some(errors as f64),
@@ -47,9 +47,9 @@ fn of_router(router: &Router) -> RouterMoment {
     }
 }
 
-fn of_worker(replica: &Replica) -> WorkerMoment {
+fn of_worker(replica: &Replica) -> WorkerFigures {
     let (counters, load) = (&replica.counters, replica.engine_load());
-    WorkerMoment {
+    WorkerFigures {
         counts: Counts {
             requests: Some(counters.selections.total() as f64),
             errors: None,

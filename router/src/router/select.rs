@@ -74,7 +74,7 @@ impl Router {
         }
         let model = known(&replicas, model);
         // If the breakers of all remaining workers are open, an attempt is better than a refusal.
-        let heed_breakers = replicas.iter().any(|replica| {
+        let respect_breakers = replicas.iter().any(|replica| {
             let backend = &replica.backend;
             backend.takes_requests() && backend.may_serve(model) && !tried.contains(&replica.id)
         });
@@ -83,7 +83,7 @@ impl Router {
         for (place, replica) in replicas.iter().enumerate() {
             let backend = &replica.backend;
             if !backend.is_in_rotation()
-                || heed_breakers && !backend.takes_requests()
+                || respect_breakers && !backend.takes_requests()
                 || !backend.may_serve(model)
             {
                 continue;

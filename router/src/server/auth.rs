@@ -1,5 +1,5 @@
-//! Authorization. It is decided by the route that answers, never by the text of a path: a path in another spelling
-//! that matches no route gets no rights of that route.
+//! Authorization. The route that answers decides, never the text of a path. So another spelling of a path cannot
+//! bypass a check.
 
 use http::{HeaderMap, HeaderValue, Method, header};
 use subtle::{Choice, ConstantTimeEq};
@@ -31,7 +31,7 @@ pub(super) fn check(
     let keys: [&[ApiKey]; 2] = match (own, admin.is_empty(), config.api_key.is_empty()) {
         (true, ..) if is_open(route) => return Ok(()),
         (true, false, _) => [admin, &[]],
-        // An admin key alone protects the admin routes; the models stay open.
+        // If only an admin key is set, it protects the admin routes; the models need no key.
         (false, _, true) | (true, true, true) => return sites.check(endpoint, method, headers),
         (false, ..) | (true, true, false) => [admin, &config.api_key],
     };
@@ -54,8 +54,8 @@ fn is_open(route: &str) -> bool {
         || dashboard::FILES.iter().any(|file| file.path == route)
 }
 
-/// Compares in constant time: all keys, each to its end. Otherwise the time of a refusal would tell how much of a
-/// key is right.
+/// Compares in constant time: all keys, each to its end. Otherwise the time of a refusal would reveal how many bytes
+/// of a key are right.
 fn is_one_of<'a>(sent: &[u8], keys: impl Iterator<Item = &'a ApiKey>) -> bool {
     let found = keys.map(|key| sent.ct_eq(key.as_bytes()));
     found.fold(Choice::from(0), |any, this| any | this).into()

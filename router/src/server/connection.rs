@@ -31,11 +31,11 @@ use crate::{
     server::{
         answer::Answer,
         auth,
+        connection_limit::{ConnectionLimit, ConnectionPermit},
         forward::forward,
         guard::{Guard, Limits},
         head::MAX_HEAD,
-        keep_alive::{KeepAliveState, REST_AFTER},
-        places::{Place, Places},
+        keep_alive::{KeepAliveState, RELEASE_AFTER},
         probe, request_id,
         sites::{Sites, allow_reading},
         tls::Tls,
@@ -44,19 +44,19 @@ use crate::{
     wire::transport::{self, Transport},
 };
 
-/// hyper's buffer for a request, and for a response that the client does not read. Beyond it a slow client slows
-/// its worker down. At least one head must fit.
+/// hyper's buffer for a request, and for a response that the client does not read. When it is full, a slow client
+/// slows its worker down. At least one head must fit.
 const BUFFER: usize = MAX_HEAD + (16 << 10);
 
 /// Longest idle time of a connection. Clients and proxies usually close earlier, so no request meets a closing
 /// connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// Time limit for a head on a connection without a place.
+/// Time limit for a head on a connection without a permit.
 const EXTRA_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest wait for a place. An idle connection that was told to close is gone by then.
-const PLACE_WAIT: Duration = Duration::from_millis(100);
+/// Longest wait for a permit. An idle connection that was told to close is gone by then.
+const PERMIT_WAIT: Duration = Duration::from_millis(100);
 
 /// Maximum size of the body of an admin request.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
@@ -74,13 +74,13 @@ pub(crate) enum Lifecycle {
     Stopping(Instant),
 }
 
-/// A connection whose first bytes have arrived, between the accepting runtime and the serving one.
-pub(super) struct Greeted {
+/// A connection whose first bytes have arrived, on its way from the accepting thread to a serving thread.
+pub(super) struct AcceptedConnection {
     stream: std::net::TcpStream,
     serving: Serving,
 }
 
-impl Greeted {
+impl AcceptedConnection {
     pub(super) async fn run(self) {
         if let Ok(stream) = TcpStream::from_std(self.stream) {
             self.serving.serve(stream, None).await;
@@ -93,9 +93,9 @@ pub(super) struct Serving {
     pub(super) router: Arc<Router>,
     pub(super) admin: axum::Router,
     pub(super) sites: Arc<Sites>,
-    pub(super) places: Arc<Places>,
-    /// Empty if no place was free when the connection came; filled when one is free for a request.
-    pub(super) place: OnceLock<Place>,
+    pub(super) connection_limit: Arc<ConnectionLimit>,
+    /// Empty if no permit was free when the connection came; filled when one is free for a request.
+    pub(super) permit: OnceLock<ConnectionPermit>,
     pub(super) client: SocketAddr,
     pub(super) lifecycle: watch::Receiver<Lifecycle>,
     /// Whether every response closes the connection.
@@ -105,12 +105,13 @@ pub(super) struct Serving {
 impl Serving {
     /// Waits on the accepting thread for the first bytes of a new connection without TLS. A probe is answered there, so
     /// that it does not wait for a busy core, and its connection is closed. Any other connection is returned.
-    pub(super) async fn greet(mut self, stream: TcpStream) -> Option<Greeted> {
+    pub(super) async fn wait_for_bytes(mut self, stream: TcpStream) -> Option<AcceptedConnection> {
         transport::prepare(&stream);
         let mut first = [0; probe::LONGEST];
-        let length = self.awaits_bytes(&stream, &KeepAliveState::default(), &mut first).await?;
+        let length =
+            self.wait_until_readable(&stream, &KeepAliveState::default(), &mut first).await?;
         if !probe::is_probe(&first[..length]) {
-            return Some(Greeted { stream: stream.into_std().ok()?, serving: self });
+            return Some(AcceptedConnection { stream: stream.into_std().ok()?, serving: self });
         }
         self.closes = true;
         self.serve(stream, None).await;
@@ -120,7 +121,7 @@ impl Serving {
     /// Serves a new connection.
     pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
         transport::prepare(&stream);
-        if self.awaits_bytes(&stream, &KeepAliveState::default(), &mut [0]).await.is_some() {
+        if self.wait_until_readable(&stream, &KeepAliveState::default(), &mut [0]).await.is_some() {
             self.serve(stream, tls).await;
         }
     }
@@ -131,7 +132,7 @@ impl Serving {
         let config = &self.router.config;
         let head = config.header_read_timeout_secs.get();
         let limits = Limits {
-            head: if self.place.get().is_some() { head } else { head.min(EXTRA_HEAD_TIMEOUT) },
+            head: if self.permit.get().is_some() { head } else { head.min(EXTRA_HEAD_TIMEOUT) },
             body_pause: config.body_read_timeout_secs.get(),
             body_rate: config.body_min_rate,
         };
@@ -153,7 +154,7 @@ impl Serving {
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
             keep_alive.timer().clear();
-            if self.awaits_bytes(guard.socket(), &keep_alive, &mut [0]).await.is_none() {
+            if self.wait_until_readable(guard.socket(), &keep_alive, &mut [0]).await.is_none() {
                 // A failure cannot be reported to the client.
                 let _closed = guard.shutdown().await;
                 return;
@@ -163,7 +164,7 @@ impl Serving {
 
     /// Waits for bytes of an idle client, copies the first ones to `first`, and returns their number. Returns `None` if
     /// the connection is to be closed.
-    async fn awaits_bytes(
+    async fn wait_until_readable(
         &self,
         stream: &TcpStream,
         keep_alive: &KeepAliveState,
@@ -176,7 +177,7 @@ impl Serving {
             Lifecycle::HandingOver => keep_alive.is_used(),
             Lifecycle::Stopping(_) => true,
         });
-        let (_resting, closed) = self.places.rest();
+        let (_idle, closed) = self.connection_limit.mark_idle();
         tokio::select! {
             biased;
             // Peeks at the bytes: a new socket counts as readable until it is read. hyper meets the same error.
@@ -199,7 +200,7 @@ impl Serving {
             .header_read_timeout(None)
             .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(guard), service);
-        let mut timer = DeadlineTimer::new(Instant::now() + REST_AFTER);
+        let mut timer = DeadlineTimer::new(Instant::now() + RELEASE_AFTER);
         keep_alive.start_idle();
         let mut lifecycle = self.lifecycle.clone();
         loop {
@@ -216,7 +217,7 @@ impl Serving {
                 // In this order: the connection is idle only if hyper has nothing left to do.
                 biased;
                 ended = &mut connection => return ended.map(|()| None),
-                () = keep_alive.rests(&mut timer) => return Ok(Some(connection.into_parts().io.into_inner())),
+                () = keep_alive.until_idle(&mut timer) => return Ok(Some(connection.into_parts().io.into_inner())),
                 Ok(()) = lifecycle.changed() => {}
             }
         }
@@ -250,7 +251,7 @@ impl Serving {
         // Only hyper knows where a chunked body ends and the next head starts, so the connection is closed.
         let is_last =
             *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
-        let keeps = self.place.get().is_some() && keep_alive.is_uploaded() && !self.closes;
+        let keeps = self.permit.get().is_some() && keep_alive.is_uploaded() && !self.closes;
         if chunked || is_last || !keeps {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -265,13 +266,13 @@ impl Serving {
         Ok(response.map(|body| Answer::new(body, keep_alive.clone(), log)))
     }
 
-    /// Whether the connection has a place, or gets one within [`PLACE_WAIT`].
-    async fn has_place(&self) -> bool {
-        if self.place.get().is_some() {
+    /// Whether the connection has a permit, or gets one within [`PERMIT_WAIT`].
+    async fn has_permit(&self) -> bool {
+        if self.permit.get().is_some() {
             return true;
         }
-        let place = timeout(PLACE_WAIT, self.places.wait()).await;
-        place.is_ok_and(|place| self.place.set(place).is_ok())
+        let permit = timeout(PERMIT_WAIT, self.connection_limit.wait()).await;
+        permit.is_ok_and(|permit| self.permit.set(permit).is_ok())
     }
 
     async fn answer(
@@ -291,8 +292,8 @@ impl Serving {
         }
         let sent = (request.method(), request.headers());
         auth::check(&self.router.config, plane, request.uri().path(), sent, &self.sites)?;
-        if plane.is_work() && !self.has_place().await {
-            return Err(Error::TooManyConnections { limit: self.places.count });
+        if plane.is_work() && !self.has_permit().await {
+            return Err(Error::TooManyConnections { limit: self.connection_limit.count });
         }
         match endpoint? {
             Endpoint::Admin | Endpoint::OpenApi => {

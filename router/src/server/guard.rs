@@ -1,6 +1,5 @@
 //! The stream between a client and hyper. It passes one unambiguous message at a time to hyper.
-//!
-//! - A head is buffered until it is complete and [`head::read`] has found exactly one reading of it.
+//! - A head is buffered until it is complete and [`head::read`] has found it unambiguous.
 //! - The next message is held back until the last response is sent, so that the start of a head is always known.
 //! - A client has limited time for each part of a request: for its head, and for a pause in its body.
 //! - A refused request is replaced by a stand-in request. The service answers it with the error, in the usual form,
@@ -50,7 +49,7 @@ pub(super) struct Guard {
     stream: Transport,
     keep_alive: KeepAliveState,
     limits: Limits,
-    at: Place,
+    at: MessagePart,
     /// Bytes from the client that hyper has not read yet. Usually empty.
     held: Vec<u8>,
     /// Number of bytes of `held` that hyper may read now.
@@ -65,7 +64,7 @@ pub(super) struct Guard {
 
 /// The part of a message to which the next byte of the client belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum MessagePart {
     Head,
     Body {
         left: u64,
@@ -93,7 +92,7 @@ impl Guard {
             stream,
             keep_alive,
             limits,
-            at: Place::Head,
+            at: MessagePart::Head,
             held: Vec::new(),
             released: 0,
             upload: None,
@@ -140,7 +139,7 @@ impl Guard {
         (self.waiting, self.upload) = (None, None);
         match head.body {
             BodyLength::Chunked => {
-                self.at = Place::Chunked;
+                self.at = MessagePart::Chunked;
                 available
             }
             BodyLength::Exact(length) => {
@@ -152,7 +151,8 @@ impl Guard {
     }
 
     fn advance(&mut self, left: u64, by: u64) {
-        self.at = if left == by { Place::Head } else { Place::Body { left: left - by } };
+        self.at =
+            if left == by { MessagePart::Head } else { MessagePart::Body { left: left - by } };
         if left == by {
             self.keep_alive.uploaded();
         }
@@ -160,7 +160,7 @@ impl Guard {
 
     fn refuse(&mut self, error: Error) {
         self.keep_alive.begin(Some(error));
-        self.at = Place::Refused;
+        self.at = MessagePart::Refused;
         self.held = REPLACEMENT.to_vec();
         self.released = REPLACEMENT.len();
     }
@@ -274,7 +274,7 @@ impl Guard {
                 return Poll::Ready(Err(io::Error::other(error)));
             }
         }
-        if let Place::Body { left } = self.at {
+        if let MessagePart::Body { left } = self.at {
             let own = left.min((buf.filled().len() - before) as u64);
             self.hold_back(buf, before + own as usize);
             self.advance(left, own);
@@ -292,10 +292,10 @@ impl AsyncRead for Guard {
         let this = self.get_mut();
         if this.released == 0 {
             ready!(match this.at {
-                Place::Head if this.keep_alive.is_answering() => this.poll_end(cx, buf),
-                Place::Head => this.poll_head(cx, buf),
-                Place::Body { .. } | Place::Chunked => this.poll_body(cx, buf),
-                Place::Refused => Poll::Pending,
+                MessagePart::Head if this.keep_alive.is_answering() => this.poll_end(cx, buf),
+                MessagePart::Head => this.poll_head(cx, buf),
+                MessagePart::Body { .. } | MessagePart::Chunked => this.poll_body(cx, buf),
+                MessagePart::Refused => Poll::Pending,
             })?;
         }
         if this.released > 0 {
@@ -342,7 +342,7 @@ impl AsyncWrite for Guard {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
-        if this.at == Place::Head {
+        if this.at == MessagePart::Head {
             return Poll::Ready(Ok(()));
         }
         let mut sink = [MaybeUninit::uninit(); 4096];

@@ -1,9 +1,8 @@
 //! Checks the head of a request before hyper reads it.
 //!
-//! A message with two readings can smuggle a request past a proxy. hyper is lenient where HTTP allows it: it
-//! accepts bare line feeds, prefers `Transfer-Encoding` to `Content-Length`, and requires no `Host`. Here a message
-//! has exactly one reading or is refused, and the refusal has OpenAI's error shape. The grammar is that of hyper's own
-//! parser, httparse; the checks come on top.
+//! An ambiguous message can smuggle a request past a proxy. hyper is lenient where HTTP allows it: it accepts bare
+//! line feeds, prefers `Transfer-Encoding` to `Content-Length`, and requires no `Host`. This module refuses every
+//! ambiguous message, with an error in OpenAI's shape. It uses hyper's own parser, httparse, and adds checks.
 
 use std::mem::MaybeUninit;
 
@@ -106,7 +105,7 @@ impl Fields {
         let mut read = Self::default();
         for Header { name, value } in fields {
             if name.contains('_') {
-                // CGI-like servers read an underscore as a dash, and so as another field.
+                // CGI-like servers read an underscore as a dash, so the name would mean another field.
                 return Err(Error::BadHead("the name of a field must not contain an underscore"));
             }
             match name.len() {

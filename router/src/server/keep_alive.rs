@@ -15,8 +15,8 @@ use crate::{
     error::Error,
 };
 
-/// Idle time after which a connection is taken from hyper until its client sends something.
-pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
+/// Idle time after which a connection is taken from hyper until its client sends bytes.
+pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// The shared state. All users run in the task of the connection, so no one ever waits for the lock.
 #[derive(Clone, Debug, Default)]
@@ -103,14 +103,14 @@ impl KeepAliveState {
         self.0.lock().congested = congested;
     }
 
-    /// Resolves when the connection has been idle for [`REST_AFTER`]. Must be polled after the connection in the
+    /// Resolves when the connection has been idle for [`RELEASE_AFTER`]. Must be polled after the connection in the
     /// same task: only that task changes the state.
-    pub(super) async fn rests(&self, timer: &mut DeadlineTimer) {
+    pub(super) async fn until_idle(&self, timer: &mut DeadlineTimer) {
         poll_fn(|cx| {
             let state = self.0.lock();
             match state.idle_since {
                 // Unsent bytes would be lost with hyper's buffers.
-                Some(since) if !state.congested => timer.poll(since + REST_AFTER, cx),
+                Some(since) if !state.congested => timer.poll(since + RELEASE_AFTER, cx),
                 _ => Poll::Pending,
             }
         })

@@ -26,8 +26,8 @@ use crate::{
     error::StartError,
     router::Router,
     server::{
-        connection::{Greeted, Lifecycle, Serving},
-        places::{Places, allow_files},
+        connection::{AcceptedConnection, Lifecycle, Serving},
+        connection_limit::{ConnectionLimit, raise_file_limit},
         sites::Sites,
         tls::Tls,
     },
@@ -47,7 +47,7 @@ const BACKLOG: i32 = 4096;
 
 /// Opens the port. Fails if others could reach it without a key, unless --insecure is set.
 pub async fn bind(config: &Config) -> Result<TcpListener, StartError> {
-    allow_files();
+    raise_file_limit();
     let (host, port) = (&config.host, config.port);
     let failed = |source| StartError::Listen { host: host.clone(), port, source };
     let addresses: Vec<_> = lookup_host((host.as_str(), port)).await.map_err(failed)?.collect();
@@ -91,7 +91,7 @@ fn take_over(socket: &Socket) -> io::Result<()> {
 }
 
 /// The tasks of the open connections. A task returns its connection if a core is to serve it.
-type Connections = JoinSet<Option<Greeted>>;
+type Connections = JoinSet<Option<AcceptedConnection>>;
 
 /// Accepts connections until the lifecycle is `Stopping`. Then open connections may finish until its deadline.
 pub(crate) async fn accept(
@@ -102,8 +102,8 @@ pub(crate) async fn accept(
     cores: Option<Cores>,
 ) {
     let workers = router.registry.replicas().len();
-    let places = Arc::new(Places::new(router.config.max_connections, workers));
-    let max_connections = places.count + places.extra;
+    let connection_limit = Arc::new(ConnectionLimit::new(router.config.max_connections, workers));
+    let max_connections = connection_limit.count + connection_limit.extra;
     let metrics = Arc::clone(&router.metrics);
     let admin = admin::routes(Arc::clone(&router));
     let sites = listener.local_addr().map(|address| Sites::new(&router.config, address));
@@ -112,18 +112,26 @@ pub(crate) async fn accept(
     let mut connections = JoinSet::new();
     let cores = cores.as_ref();
     let serve = {
-        let (lifecycle, places) = (lifecycle.clone(), Arc::clone(&places));
+        let (lifecycle, connection_limit) = (lifecycle.clone(), Arc::clone(&connection_limit));
         move |connections: &mut Connections, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
             let sites = Arc::clone(&sites);
-            let place = places.take().map_or_else(OnceLock::new, OnceLock::from);
-            let (places, lifecycle) = (Arc::clone(&places), lifecycle.clone());
+            let permit = connection_limit.take().map_or_else(OnceLock::new, OnceLock::from);
+            let (connection_limit, lifecycle) = (Arc::clone(&connection_limit), lifecycle.clone());
             let closes = false;
-            let serving =
-                Serving { router, admin, sites, places, place, client, lifecycle, closes };
+            let serving = Serving {
+                router,
+                admin,
+                sites,
+                connection_limit,
+                permit,
+                client,
+                lifecycle,
+                closes,
+            };
             match (cores, &tls) {
-                (None, tls) => connections.spawn(to_the_end(serving.run(stream, tls.clone()))),
-                (Some(_), None) => connections.spawn(serving.greet(stream)),
+                (None, tls) => connections.spawn(run_to_end(serving.run(stream, tls.clone()))),
+                (Some(_), None) => connections.spawn(serving.wait_for_bytes(stream)),
                 // The first bytes are encrypted; the core decrypts them.
                 (Some(cores), Some(tls)) => {
                     let Ok(stream) = stream.into_std() else { return };
@@ -133,17 +141,18 @@ pub(crate) async fn accept(
                             serving.run(stream, Some(tls)).await;
                         }
                     };
-                    connections.spawn_on(to_the_end(serve), cores.next())
+                    connections.spawn_on(run_to_end(serve), cores.next())
                 }
             };
         }
     };
-    let hand_on = |connections: &mut Connections, left: Result<Option<Greeted>, JoinError>| {
-        if let (Ok(Some(greeted)), Some(cores)) = (left, cores) {
-            connections.spawn_on(to_the_end(greeted.run()), cores.next());
-        }
-    };
-    let mut noted = Throttle::default();
+    let serve_on_core =
+        |connections: &mut Connections, left: Result<Option<AcceptedConnection>, JoinError>| {
+            if let (Ok(Some(accepted)), Some(cores)) = (left, cores) {
+                connections.spawn_on(run_to_end(accepted.run()), cores.next());
+            }
+        };
+    let mut warnings = Throttle::default();
     let mut listener = Some(listener);
     let deadline = loop {
         metrics.client_connections.set(connections.len() as u64);
@@ -151,25 +160,25 @@ pub(crate) async fn accept(
             accepted = next(listener.as_ref()), if connections.len() < max_connections => match accepted {
                 Ok(accepted) => {
                     metrics.client_connections_accepted.increment();
-                    let is_full = connections.len() >= places.count;
-                    // An idle connection is closed to free a place.
-                    if is_full && !places.shed() && noted.now() {
-                        tracing::warn!("all {} places for connections are taken", places.count);
+                    let is_full = connections.len() >= connection_limit.count;
+                    // An idle connection is closed to free a permit.
+                    if is_full && !connection_limit.close_idle() && warnings.allow() {
+                        tracing::warn!("the limit of {} connections is reached", connection_limit.count);
                     }
                     serve(&mut connections, accepted);
                 }
                 // The client has closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    if noted.now() {
+                    if warnings.allow() {
                         tracing::warn!("cannot accept a connection: {error}");
                     }
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(left) = connections.join_next() => hand_on(&mut connections, left),
+            Some(left) = connections.join_next() => serve_on_core(&mut connections, left),
             () = sleep(CLOSE_PERIOD), if connections.len() >= max_connections => {
-                places.shed();
+                connection_limit.close_idle();
             }
             changed = lifecycle.changed() => match changed.map(|()| *lifecycle.borrow_and_update()) {
                 Ok(Lifecycle::Serving | Lifecycle::Draining) => {}
@@ -185,7 +194,7 @@ pub(crate) async fn accept(
     drop(listener);
     let all_closed = async {
         while let Some(left) = connections.join_next().await {
-            hand_on(&mut connections, left);
+            serve_on_core(&mut connections, left);
         }
     };
     if timeout_at(deadline, all_closed).await.is_err() {
@@ -194,7 +203,7 @@ pub(crate) async fn accept(
 }
 
 /// Serves a connection until it is closed.
-async fn to_the_end(served: impl Future<Output = ()>) -> Option<Greeted> {
+async fn run_to_end(served: impl Future<Output = ()>) -> Option<AcceptedConnection> {
     served.await;
     None
 }
@@ -224,7 +233,8 @@ fn close(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
 struct Throttle(Option<Instant>);
 
 impl Throttle {
-    fn now(&mut self) -> bool {
+    /// Whether a warning may be logged now.
+    fn allow(&mut self) -> bool {
         let now = Instant::now();
         let due = self.0.is_none_or(|last| now - last >= LOG_PERIOD);
         if due {

@@ -1,9 +1,10 @@
-//! Protection against web pages that make their reader's browser send requests.
+//! Protection against web pages that send requests from the browser of their reader.
 //!
-//! A page of any site can send requests to a router on the machine of its reader. With a key that is harmless: no
-//! browser adds a key by itself. Without a key, the origin of the page must be the router's own or an allowed one
-//! (cross-site request forgery), and a router on loopback must be addressed by its own names (DNS rebinding: the
-//! name of a site resolves to 127.0.0.1, so its pages have the origin of the router).
+//! A page of any site can send requests to a router on the machine of its reader. With a key this is harmless, because no
+//! browser adds a key by itself. Without a key the router makes two checks. The origin of the page must be the router's
+//! own or an allowed one (against cross-site request forgery). And the host name in a request to a router on loopback
+//! must be a name of the router (against DNS rebinding: the name of a site resolves to 127.0.0.1, so its pages have the
+//! origin of the router).
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -47,12 +47,12 @@ pub(super) struct Exporter {
     collector: CollectorUrl,
     metrics: Arc<Metrics>,
     /// Whether the present series of failures has been logged.
-    complained: bool,
+    failure_logged: bool,
 }
 
 impl Exporter {
     pub(super) fn new(collector: CollectorUrl, metrics: Arc<Metrics>) -> Self {
-        Self { collector, metrics, complained: false }
+        Self { collector, metrics, failure_logged: false }
     }
 
     /// Runs until the tracer is dropped.
@@ -93,11 +93,11 @@ impl Exporter {
         match sent.unwrap_or(Err(ExportError::Late)) {
             Ok(()) => {
                 self.metrics.traces.add(TraceOutcome::Sent, requests);
-                self.complained = false;
+                self.failure_logged = false;
             }
             Err(error) => {
                 self.metrics.traces.add(TraceOutcome::Failed, requests);
-                if !std::mem::replace(&mut self.complained, true) {
+                if !std::mem::replace(&mut self.failure_logged, true) {
                     let url = String::from(self.collector.clone());
                     tracing::warn!(
                         "traces are lost, the collector {url} does not take them: {error}"

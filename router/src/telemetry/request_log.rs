@@ -60,7 +60,8 @@ impl RequestLog {
         self.record.lock().status = Some(status);
     }
 
-    /// Marks the response as broken. A later `ended` does not change that: the last frame may look complete.
+    /// Marks the response as broken. A later `ended` does not remove the mark, although the last frame may
+    /// look complete.
     pub fn mark_broken(&self) {
         self.record.lock().end = End::Broken;
     }

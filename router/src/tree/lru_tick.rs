@@ -1,8 +1,8 @@
 //! The LRU clock of the tree.
 
-/// A tick of the LRU clock, which advances with each insertion. Ticks wrap at 2^32, and are compared along the
-/// shorter way round: correct while they are less than two billion insertions apart. Beyond that, a part of the
-/// tree that was not used for days merely looks recent.
+/// A tick of the LRU clock, which advances with each insertion. Ticks wrap at 2^32. A comparison is correct if the
+/// ticks are less than two billion insertions apart. If they are further apart, a part of the tree that was not used
+/// for days looks recent, which does no harm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LruTick(pub(super) u32);
 

@@ -1,8 +1,8 @@
 //! The approximate prefix caches of all workers, in one radix tree over block hashes.
 //!
-//! The tree asks no worker. A request that is sent to a worker will be in its cache, so the insertion of its key is
-//! knowledge. The share of each worker is bounded by the capacity of its KV cache: an insertion evicts the least
-//! recently used leaves, which the worker itself would evict.
+//! The router asks no worker for its cache. The prompt of each request will be in the cache of its worker, so the
+//! router inserts it when it chooses the worker. The capacity of the worker's KV cache bounds the blocks that it owns
+//! in the tree: an insertion evicts the least recently used leaves, which the worker would evict as well.
 //!
 //! Each worker is a tenant of the tree, and owns the nodes that it holds. An operation takes the shared lock of the
 //! tenant table and then the lock of one shard, never of two: so there is no lock order to keep. No lock is held

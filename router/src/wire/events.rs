@@ -26,7 +26,7 @@ pub struct Piece {
 
 /// The event exceeds the largest size: this is no stream of events.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Endless;
+pub struct EventTooLong;
 
 /// The state of the splitter.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ enum Line {
 
 impl Events {
     /// Takes the next piece out of `frame`. `None` when the frame is consumed. Fails if the event is too long.
-    pub fn next(&mut self, frame: &mut Bytes) -> Result<Option<Piece>, Endless> {
+    pub fn next(&mut self, frame: &mut Bytes) -> Result<Option<Piece>, EventTooLong> {
         if frame.is_empty() {
             return Ok(None);
         }
@@ -68,7 +68,11 @@ impl Events {
             self.held.split().freeze()
         };
         self.passed = if ends { 0 } else { self.passed + size };
-        if self.passed > MAX_EVENT { Err(Endless) } else { Ok(Some(Piece { bytes, begins, ends })) }
+        if self.passed > MAX_EVENT {
+            Err(EventTooLong)
+        } else {
+            Ok(Some(Piece { bytes, begins, ends }))
+        }
     }
 
     /// Takes the buffered start of an incomplete event.

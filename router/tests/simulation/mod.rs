@@ -13,7 +13,7 @@ use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
     Config,
     config::PolicyName,
-    correct::{Epoch, Learned, OwnerShare, Prediction, Usage},
+    correct::{Epoch, LearnedCache, OwnerShare, Prediction, Usage},
     fleet::{other_routers::OtherRouters, speed::Speed},
     key::{Measure, RouteKey},
     names::WorkerId,
@@ -95,7 +95,7 @@ pub fn exponential(dice: &mut fastrand::Rng, mean: f64) -> f64 {
 struct Router {
     policy: Box<dyn Policy>,
     tree: PrefixTree,
-    learned: Vec<Learned>,
+    learned: Vec<LearnedCache>,
     owner_share: OwnerShare,
     requests: Vec<u32>,
     pending: Vec<u64>,
@@ -126,7 +126,7 @@ impl Router {
         let router = Self {
             policy: policy::of(&Config { policy: world.policy, ..Config::default() }),
             tree: PrefixTree::new(blocks),
-            learned: (0..workers).map(|_| Learned::new(blocks)).collect(),
+            learned: (0..workers).map(|_| LearnedCache::new(blocks)).collect(),
             owner_share: OwnerShare::default(),
             requests: vec![0; workers],
             pending: vec![0; workers],

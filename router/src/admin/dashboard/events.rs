@@ -13,7 +13,7 @@ use http_body::{Body, Frame};
 use serde::Serialize;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::{history::Excerpt, router::Router, stats::Stats};
+use crate::{history::NewSamples, router::Router, stats::Stats};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -28,7 +28,7 @@ pub(super) struct Events {
 #[derive(Serialize)]
 struct Event {
     stats: Stats,
-    history: Excerpt,
+    history: NewSamples,
 }
 
 impl Events {

@@ -5,7 +5,7 @@ use super::*;
 const WORKER: WorkerId = WorkerId(0);
 
 /// Inserts a request at `tick`. It finds a prefix last used at `last_used`, and nothing of it is cached.
-fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, tick: u32) -> Option<Finding> {
+fn miss(learned: &LearnedCache, tree: &PrefixTree, last_used: u32, tick: u32) -> Option<Finding> {
     let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
     let epoch = learned.begin();
     let last_used = Some(LruTick::at(last_used));
@@ -18,7 +18,7 @@ fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, tick: u32) -> Opti
 
 #[test]
 fn a_worker_emptied_half_the_range_of_the_clock_ago_teaches_like_any_other() {
-    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
     for tick in 1..5 {
         miss(&learned, &tree, 0, tick);
     }
@@ -33,7 +33,7 @@ fn a_worker_emptied_half_the_range_of_the_clock_ago_teaches_like_any_other() {
 
 #[test]
 fn a_request_in_flight_when_the_cache_was_emptied_teaches_nothing() {
-    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
     for tick in 1..5 {
         miss(&learned, &tree, 0, tick);
     }
@@ -47,7 +47,7 @@ fn a_request_in_flight_when_the_cache_was_emptied_teaches_nothing() {
 }
 
 /// Sends a prompt and has it computed.
-fn compute(learned: &Learned, receipt: InsertReceipt) -> Prediction {
+fn compute(learned: &LearnedCache, receipt: InsertReceipt) -> Prediction {
     let epoch = learned.begin();
     let prediction = learned.predict(receipt);
     learned.end(&epoch);
@@ -64,8 +64,8 @@ fn usage(cached_blocks: u64) -> Usage {
 
 /// A worker that is taken to hold `1 << 20` blocks reports `found` blocks of a prompt of 100, all of which
 /// it should have.
-fn report(key: &RouteKey, found: u64) -> (Learned, Option<Finding>) {
-    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+fn report(key: &RouteKey, found: u64) -> (LearnedCache, Option<Finding>) {
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
     let receipt = |held, tick| InsertReceipt {
         held,
         last_used: (held > 0).then_some(LruTick::at(1)),
@@ -103,7 +103,7 @@ fn a_prompt_of_unknown_length_teaches_nothing() {
 
 #[test]
 fn a_hit_of_long_ago_makes_room_only_in_a_share_that_is_full() {
-    let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
     let prompt = |number: u64| RouteKey {
         blocks: (0..100).map(|block| number << 32 | block).collect(),
         ..text()

@@ -1,9 +1,8 @@
 //! The limit on open connections.
 //!
-//! A connection with a place serves all requests. When all places are taken, the connection that was idle for
-//! longest is closed for a new one. If no connection is idle, some further ones are accepted without a place. They
-//! serve light requests only, so that probes and operators are answered under any number of clients; other requests
-//! on them are refused.
+//! A connection with a permit serves all requests. When all permits are taken, a new connection closes the one that
+//! was idle for longest. If no connection is idle, a few more are accepted without a permit. They serve light requests
+//! only, and other requests on them are refused. So probes and operators get answers under any number of clients.
 
 use std::{
     collections::{BTreeMap, btree_map::OccupiedEntry},
@@ -22,7 +21,7 @@ use tokio::{
     time::Instant,
 };
 
-/// Maximum number of connections without a place.
+/// Maximum number of connections without a permit.
 const MAX_EXTRA: usize = 32;
 
 /// Minimum idle time of a connection that is closed. A client that has just connected is about to send a request.
@@ -31,11 +30,11 @@ const MIN_IDLE: Duration = Duration::from_secs(1);
 /// Descriptors that are reserved for files, name look-ups and closing connections.
 const RESERVED_FILES: usize = 8;
 
-/// The places of one router.
-pub(super) struct Places {
-    /// Number of places.
+/// The permits of one router.
+pub(super) struct ConnectionLimit {
+    /// Number of permits.
     pub(super) count: usize,
-    /// Maximum number of connections without a place.
+    /// Maximum number of connections without a permit.
     pub(super) extra: usize,
     taken: AtomicUsize,
     freed: Notify,
@@ -50,18 +49,18 @@ struct Idle {
     waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
 }
 
-/// The place of one connection. Dropping it frees the place.
-pub(super) struct Place(Arc<Places>);
+/// The permit of one connection. Dropping it frees the permit.
+pub(super) struct ConnectionPermit(Arc<ConnectionLimit>);
 
-/// An idle connection. Dropping the value ends the idle state.
-pub(super) struct Resting<'a> {
-    places: &'a Places,
+/// A connection that is marked as idle. Dropping the value removes the mark.
+pub(super) struct IdleConnection<'a> {
+    limit: &'a ConnectionLimit,
     number: u64,
 }
 
-impl Places {
-    /// Creates `asked` places, or as many as the limit on open files allows: a request needs a descriptor for the
-    /// client and one for the worker, and each worker one for its health checks.
+impl ConnectionLimit {
+    /// Creates `asked` permits, or as many as the limit on open files allows. A request needs a descriptor
+    /// for the client and one for the worker, and each worker one for its health checks.
     pub(super) fn new(asked: usize, workers: usize) -> Self {
         let (files, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, 0));
         let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -81,24 +80,24 @@ impl Places {
         }
     }
 
-    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<ConnectionPermit> {
         let fitting = |taken: usize| (taken < self.count).then_some(taken + 1);
         let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting);
-        took.is_ok().then(|| Place(Arc::clone(self)))
+        took.is_ok().then(|| ConnectionPermit(Arc::clone(self)))
     }
 
-    /// Takes a place, or waits for one.
-    pub(super) async fn wait(self: &Arc<Self>) -> Place {
+    /// Takes a permit, or waits for one.
+    pub(super) async fn wait(self: &Arc<Self>) -> ConnectionPermit {
         loop {
-            if let Some(place) = self.take() {
-                return place;
+            if let Some(permit) = self.take() {
+                return permit;
             }
             self.freed.notified().await;
         }
     }
 
     /// Closes the connection that was idle for longest. Returns false if none was idle for [`MIN_IDLE`].
-    pub(super) fn shed(&self) -> bool {
+    pub(super) fn close_idle(&self) -> bool {
         let mut idle = self.idle.lock();
         let oldest = idle.waiting.first_entry();
         let oldest = oldest.filter(|oldest| oldest.get().0.elapsed() >= MIN_IDLE);
@@ -106,31 +105,31 @@ impl Places {
     }
 
     /// Marks a connection as idle. The receiver ends when the connection must close.
-    pub(super) fn rest(&self) -> (Resting<'_>, oneshot::Receiver<()>) {
+    pub(super) fn mark_idle(&self) -> (IdleConnection<'_>, oneshot::Receiver<()>) {
         let (sender, closed) = oneshot::channel();
         let mut idle = self.idle.lock();
         let number = idle.next;
         idle.next += 1;
         idle.waiting.insert(number, (Instant::now(), sender));
-        (Resting { places: self, number }, closed)
+        (IdleConnection { limit: self, number }, closed)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
         self.0.freed.notify_one();
     }
 }
 
-impl Drop for Resting<'_> {
+impl Drop for IdleConnection<'_> {
     fn drop(&mut self) {
-        self.places.idle.lock().waiting.remove(&self.number);
+        self.limit.idle.lock().waiting.remove(&self.number);
     }
 }
 
 /// Raises the limit on open files to the hard limit.
-pub(super) fn allow_files() {
+pub(super) fn raise_file_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
@@ -145,26 +144,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_idle_gives_way() {
-        let places = Places::new(2, 0);
-        let ((_first, one), (second, two)) = (places.rest(), places.rest());
-        let (_third, three) = places.rest();
+        let limit = ConnectionLimit::new(2, 0);
+        let ((_first, one), (second, two)) = (limit.mark_idle(), limit.mark_idle());
+        let (_third, three) = limit.mark_idle();
         drop(second);
-        assert!(!places.shed(), "they have just become idle");
+        assert!(!limit.close_idle(), "they have just become idle");
         tokio::time::advance(MIN_IDLE).await;
-        assert!(places.shed());
+        assert!(limit.close_idle());
         assert!(one.await.is_err(), "it is told to close");
-        assert!(places.shed());
+        assert!(limit.close_idle());
         assert!(three.await.is_err(), "it is told to close");
-        assert!(!places.shed(), "none is idle");
+        assert!(!limit.close_idle(), "none is idle");
         drop(two);
     }
 
     #[test]
-    fn places_are_given_back() {
-        let places = Arc::new(Places::new(2, 0));
-        let held = [places.take(), places.take()];
-        assert!(held.iter().all(Option::is_some) && places.take().is_none());
+    fn permits_are_given_back() {
+        let limit = Arc::new(ConnectionLimit::new(2, 0));
+        let held = [limit.take(), limit.take()];
+        assert!(held.iter().all(Option::is_some) && limit.take().is_none());
         drop(held);
-        assert!(places.take().is_some());
+        assert!(limit.take().is_some());
     }
 }
