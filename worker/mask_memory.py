@@ -1,8 +1,8 @@
 """The token bitmasks of the last steps, in shared memory: grammar workers write them, and all ranks of a worker read them.
 
-Steps use `STEPS` regions in turn. A step's bitmasks are valid until `STEPS` - 1 further steps have begun. Rank 0 has
-waited for the results of step N - 1 when step N + 1 begins, and the other ranks have then read the bitmasks of step
-N - 2. Each region has the number of its step, so a reader finds out if it is late.
+Steps use `STEPS` regions in turn: two steps may be in flight when a third one begins. Before that rank 0 has waited for the
+results of the first one, whose exchanges need all ranks, so the other ranks have read the bitmasks of the steps before it.
+Each region has the number of its step, by which a reader that is late notices it.
 """
 
 from __future__ import annotations

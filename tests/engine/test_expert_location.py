@@ -80,7 +80,7 @@ def test_only_experts_are_counted(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
     config = WorkerConfig(enable_expert_distribution_metrics=True)
     with pytest.raises(
-        ConfigError, match=r"^--enable-expert-dist\S+ LlamaForCausalLM has no routed"
+        ConfigError, match=r"^--enable-expert-dist\S+ this LlamaForCausalLM has no rout"
     ):
         choose_placement(config, read_config(tmp_path))
 

@@ -21,7 +21,7 @@ Load = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _File(msgspec.Struct):
-    """One of the two, under SGLang's names, with a row for each layer. Rows of layers without experts are ignored."""
+    """One of the two, with SGLang's names and a row for each layer, of which those without experts are ignored."""
 
     logical_count: list[list[Load]] | None = None
     physical_to_logical_map: list[list[int]] | None = None
@@ -32,7 +32,7 @@ def choose_placement(config: WorkerConfig, model: ModelConfig) -> Placement | No
     if not isinstance(model, DeepseekConfig) or not model.num_experts:
         if config.enable_expert_distribution_metrics:
             raise ConfigError(
-                f"--enable-expert-distribution-metrics: {model.architecture} has no routed experts here; leave it out"
+                f"--enable-expert-distribution-metrics: this {model.architecture} has no routed experts; leave it out"
             )
         return None
     if config.ep_size == 1:
@@ -46,7 +46,8 @@ def choose_placement(config: WorkerConfig, model: ModelConfig) -> Placement | No
         width = model.num_experts + (redundant if found.physical_to_logical_map else 0)
         if len(rows) != model.num_layers or any(len(row) != width for row in rows):
             raise ModelError(
-                f"not [{model.num_layers}, {width}] numbers, as the model and --ep-num-redundant-experts {redundant} need"
+                f"not [{model.num_layers}, {width}] numbers, as the model and --ep-num-redundant-experts {redundant} "
+                f"need"
             )
         if found.physical_to_logical_map:
             layers = tuple(map(tuple, found.physical_to_logical_map))

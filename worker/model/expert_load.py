@@ -11,7 +11,7 @@ from mla_router.worker.model.parallel.placement import Placement, balancedness
 
 
 def count_experts(model: CausalLM) -> Tensor:
-    """Makes the gates of `model` count. Returns the counts [layers, experts] int64 on its device, to which each step adds;
+    """Lets the gates of `model` count. Returns the counts [layers, experts] int64 on its device, to which each step adds;
     layers without experts have zeros. Must run before graphs are captured, for a model with routed experts."""
     gates = {
         index: gate
@@ -48,8 +48,8 @@ class ExpertLoad:
         return counts
 
     def balancedness(self) -> float:
-        """Returns the balancedness of ranks between two earlier calls; 0 before it is known. Does not wait for the device: each
-        call starts a copy of the counts, which a later one reads."""
+        """Returns the `balancedness` of the ranks between two earlier calls; 0 before it is known. Does not wait for the
+        device: a call starts a copy of the counts, which a later one reads."""
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             return self._balancedness
         pairs = self._host - self._before

@@ -44,9 +44,9 @@ def load_model(
     """Returns the model in `folder` on `device`, built by `config` or else by the folder's config.json. Raises
     ModelError.
 
-    With a `group` it is this rank's part (`parallel/divide.py`), and no other parts of the weights are read. Quantized weights keep the format of the checkpoint, all others are converted to `dtype`. Weights
-    never change again and take no part in autograd. With `dummy` they are random, and no file but config.json is
-    read.
+    With a `group` it is this rank's part (`parallel/divide.py`), and no other parts of the weights are read. Quantized
+    weights keep the format of the checkpoint, all others are converted to `dtype`. Weights never change again and take no
+    part in autograd. With `dummy` they are random, and no file but config.json is read.
     """
     built_by = config or read_config(folder)
     model: CausalLM = _load(

@@ -50,8 +50,8 @@ def moe_routing(
     logits [T, E] float32, bias [E] float32 (sigmoid only), out_cache_loc [T] int64: the cache row of each token.
     Row 0 marks an idle row, which pads a CUDA graph. It has no expert: ids -1, weights 0.
 
-    table [E, C] int32, contiguous, for a rank that has some of the experts: in row t expert e gets the id table[e, t % C]. With -1
-    another rank computes the pair, whose weight is 0 here. counts [E] int64: the pairs of each expert, on any rank, are
+    table [E, C] int32, contiguous: on a rank with some of the experts, expert e has the id table[e, t % C] in row t. -1:
+    another rank computes the pair, whose weight is 0 here. counts [E] int64: the pairs of each expert, of all ranks, are
     added to it.
     """
     experts, groups = logits.shape[-1], rule.num_groups

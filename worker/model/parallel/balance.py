@@ -1,9 +1,9 @@
 """A placement of experts by their load, so that ranks compute about equally many pairs.
 
-The method is that of DeepSeek's expert parallelism load balancer (DeepSeek-V3, arXiv:2412.19437, section 3.4; published as
-EPLB) for a group of ranks without nodes: the expert with the largest load a replica gets the next replica, until there are as many
-as asked for. Then replicas are packed, the largest first, each on the rank with the least load that has room (Graham's rule
-for the longest processing time, 1969).
+The method is that of DeepSeek's expert parallelism load balancer (EPLB; DeepSeek-V3, arXiv:2412.19437, section 3.4),
+without its hierarchy of nodes. The expert with the largest load a replica gets one more, until there are enough replicas.
+Then replicas are packed, the largest first, each on the rank with the least load that has room (longest processing time
+first: Graham, 1969).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mla_router.worker.model.parallel.placement import Placement
 
 
 def balanced(counts: Sequence[Sequence[float]], parts: int, redundant: int = 0) -> Placement:
-    """Returns the placement on `parts` ranks by counts [layers][experts] of the pairs of each expert, with `redundant`
-    further physical experts a layer. Equal arguments give equal placements. Raises ModelError."""
+    """Returns the placement on `parts` ranks. counts [layers][experts]: the pairs of each expert. `redundant`: replicas in
+    each layer, beside one of each expert. Equal arguments give equal placements. Raises ModelError."""
     experts = len(counts[0])
     if (experts + redundant) % parts:
         raise ModelError(
@@ -25,7 +25,8 @@ def balanced(counts: Sequence[Sequence[float]], parts: int, redundant: int = 0) 
         )
     if redundant > experts * (parts - 1):
         raise ModelError(
-            f"--ep-num-redundant-experts {redundant}: at most {experts * (parts - 1)}, so that {parts} ranks have no expert twice"
+            f"--ep-num-redundant-experts {redundant}: at most {experts * (parts - 1)}, so that {parts} ranks have no "
+            f"expert twice"
         )
     layers = (tuple(_packed(row, parts, redundant)) for row in counts)
     return Placement(tuple(layers), experts, parts)
@@ -56,8 +57,9 @@ def _packed(loads: Sequence[float], parts: int, redundant: int) -> list[int]:
 
 
 def _exchange(expert: int, room: list[int], packs: list[list[int]], share: list[float]) -> None:
-    """Puts `expert` into a full pack, and the most similar expert of that pack into `room`, which has `expert` already. There is
-    one: a full pack has more experts than `room`, and fewer packs have `expert` than it has replicas."""
+    """Puts `expert` into a full pack without it, and moves the expert of that pack with the most similar load into `room`,
+    which has `expert` already. There are such packs, as an expert has at most one replica for each; and such experts, as
+    a full pack has more experts than `room`."""
     pack, other = min(
         (
             (pack, other)

@@ -1,8 +1,8 @@
 """The placement of routed experts on ranks.
 
-A layer has as many physical experts as its model has (logical) experts, or more: replicas of some. Each expert rank has an
-equal part of them, whole ones in the order of their numbers, and no two replicas of one expert. A token's row in the batch decides
-between replicas, which is the same on all ranks.
+A layer has one or more physical experts for each expert of the model: its replicas. The physical experts are numbered,
+and divided among the expert ranks in equal parts of consecutive numbers. A part has no expert twice. The row of a token in
+the batch decides between replicas: it is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.parallel.ranks import Share
 from mla_router.worker.model.shard import Members
 
-# Columns of a table. With more, replicas are chosen nearly equally often: rows 64 n and later begin again with the first.
+# Most columns of a table. A number of replicas that does not divide them is used nearly evenly.
 MAX_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`layers[l][p]` is the expert of which physical expert p of layer l is a replica. The layer has `experts` experts, and
-    `parts` ranks have equally many physical ones. Raises ModelError."""
+    """`layers[l][p]` is the expert of which physical expert p of layer l is a replica. Each layer has `experts` experts.
+    `parts`: number of expert ranks. Raises ModelError."""
 
     layers: tuple[tuple[int, ...], ...]
     experts: int
@@ -45,8 +45,8 @@ class Placement:
         return Members(self._own(self.layers[layer], part), self.experts)
 
     def table(self, layer: int, part: int) -> Tensor:
-        """Returns [experts, C] int32: the index among the experts of `part` that row t of a batch uses as expert e is in
-        [e, t % C], or -1 if it is in another part."""
+        """Returns the table [experts, C] int32 of a part, for `moe_routing`. The replica of expert e for row t of a batch
+        is [e, t % C], an index into the experts of this part, or -1 for a replica of another part."""
         row = self.layers[layer]
         replicas = self._replicas(row)
         columns = min(lcm(*map(len, replicas)), MAX_COLUMNS)
@@ -56,8 +56,8 @@ class Placement:
         return torch.tensor(places, dtype=torch.int32)
 
     def loads(self, counts: Tensor) -> Tensor:
-        """Returns the pairs [layers, parts] float64 that each part computes, by counts [layers, experts] int64 of the pairs of each
-        expert, whose replicas have equal shares."""
+        """Returns the pairs [layers, parts] float64 that each part computes. counts [layers, experts] int64: the pairs of
+        each expert, of which its replicas have equal shares."""
         experts = torch.tensor(self.layers, device=counts.device)
         replicas = torch.zeros_like(counts).scatter_add_(1, experts, torch.ones_like(experts))
         physical = (counts.double() / replicas).gather(1, experts)
@@ -76,13 +76,14 @@ class Placement:
 
 
 def trivial(layers: int, experts: int, parts: int, redundant: int = 0) -> Placement:
-    """Returns the experts in order, and then the first ones again as `redundant` replicas. Raises ModelError."""
+    """Returns the placement of the experts in order, with `redundant` replicas of the first ones behind them. Raises
+    ModelError."""
     row = tuple(physical % experts for physical in range(experts + redundant))
     return Placement((row,) * layers, experts, parts)
 
 
 def balancedness(loads: Tensor) -> float:
-    """Returns the mean of a layer's mean load over its largest load, 0 to 1, over the layers with any. loads [layers,
-    parts]. 0: there are none."""
+    """Returns a layer's mean load divided by its largest load, averaged over the layers that have any load; 0 if none has.
+    loads [layers, parts]."""
     busy = loads[loads.sum(dim=1) > 0]
     return float((busy.mean(dim=1) / busy.amax(dim=1)).mean()) if len(busy) else 0.0
