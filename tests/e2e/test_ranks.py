@@ -98,6 +98,7 @@ def test_the_load_of_the_ranks_is_shown(server: processes.Running) -> None:
         return float(values[0]) if values else 0.0
 
     url = processes.workers(server.url)[0]["url"]
+    processes.post_json(url + "/v1/completions", {"prompt": "It is", "max_tokens": 20})
     wait_until(lambda: 0.5 < asyncio.run(balancedness()) <= 1, "the balancedness is known")
 
 

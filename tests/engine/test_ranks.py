@@ -24,7 +24,7 @@ from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.expert_load import count_experts
 from mla_router.worker.model.parallel.balance import balanced
-from mla_router.worker.model.parallel.placement import balancedness, trivial
+from mla_router.worker.model.parallel.placement import Placement, balancedness, trivial
 from mla_router.worker.model.quantization.choose import ONLINE
 from support import rank_engine
 from support.divisible import divisible_config
@@ -117,7 +117,18 @@ def test_random_models_and_steps(
     )
     folder = tmp_path_factory.mktemp("model")
     write_tiny_model(folder, seed=seed, **config)
-    compare(served(folder, seed=seed, count=8), folder, size, data.draw(st.sampled_from(parts)))
+    expert_parts = data.draw(st.sampled_from(parts))
+    placement = data.draw(placements(config, expert_parts)) if expert_parts > 1 else None
+    one = served(folder, seed=seed, count=8)
+    compare(one, folder, size, expert_parts, placement=placement)
+
+
+@st.composite
+def placements(draw: st.DrawFn, config: dict[str, Any], parts: int) -> Placement:
+    layers, experts = config["num_hidden_layers"], config["n_routed_experts"]
+    loads = st.lists(st.integers(0, 20), min_size=experts, max_size=experts)
+    counts = draw(st.lists(loads, min_size=layers, max_size=layers))
+    return balanced(counts, parts, draw(st.sampled_from([0, parts])))
 
 
 # 5 and 6 blocks of 16 columns, of which the last one is cut off; heads are whole blocks

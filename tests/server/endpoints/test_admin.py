@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from mla_router.worker.config import SMALL_MODEL, WorkerConfig
+from mla_router.worker.engine.expert_location import choose_placement
+from mla_router.worker.model.config.read import read_config
+from mla_router.worker.model.parallel.balance import balanced
 from support import processes
 from support.fake_worker import FakeWorker
 from support.processes import post_json, wait_until
@@ -62,6 +66,8 @@ def test_files_of_a_real_worker(tmp_path: Path) -> None:
         written = post_json(worker.url + "/dump_expert_distribution_record", {})["file"]
         assert [str(file) for file in records.iterdir()] == [written]
         counts = json.loads(Path(written).read_text())["logical_count"]
+        config = WorkerConfig(tp_size=2, ep_size=2, init_expert_location=written)
+        assert choose_placement(config, read_config(SMALL_MODEL)) == balanced(counts, 2)
         rows = prompt_tokens + 2
         assert [len(layer) for layer in counts] == [16] * 5
         assert [sum(layer) for layer in counts] == [0, *[4 * rows] * 3, 4 * 3]
