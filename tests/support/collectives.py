@@ -35,6 +35,15 @@ def all_gather(
     return group.all_gather(x.t().contiguous().t(), dim).cpu()
 
 
+def rows_of_all(
+    group: Group, counts: Sequence[int], width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Returns the gathered rows, whose numbers are `10 * rank` and more, and own rows of their sum over the ranks."""
+    own = torch.arange(counts[group.rank] * width).view(-1, width).to(dtype) + 10 * group.rank
+    gathered = group.gather_rows(own, counts)
+    return gathered, group.scatter_rows(gathered.clone(), counts)
+
+
 def all_reduce_without(group: Group, rank: int) -> None:
     """Ends the process of `rank` instead of the call."""
     if group.rank == rank:

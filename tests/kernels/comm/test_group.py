@@ -38,11 +38,23 @@ def test_all_gather_joins_in_the_order_of_the_ranks(shape: tuple[int, ...], dim:
     assert all(torch.equal(result, expected) for result in results)
 
 
+@pytest.mark.parametrize("counts", [(2, 2), (3, 0), (1, 5), (0, 0)])
+def test_rows_of_all_ranks(counts: tuple[int, int]) -> None:
+    """Exact: small integers."""
+    own = [torch.arange(3.0 * n).view(-1, 3) + 10 * rank for rank, n in enumerate(counts)]
+    for rank, (gathered, summed) in enumerate(
+        ranks(2).call(collectives.rows_of_all, counts, 3, torch.float32)
+    ):
+        assert torch.equal(gathered, torch.cat(own))
+        assert torch.equal(summed, 2 * own[rank])
+
+
 def test_one_rank_has_no_backend_and_gets_its_argument() -> None:
     group, x = Group.alone(), torch.randn(2, 3)
     assert (group.rank, group.size, group.backend) == (0, 1, "")
     assert group.all_reduce(x) is x
     assert group.all_gather(x, 1) is x
+    assert group.gather_rows(x, ()) is group.scatter_rows(x, ()) is x
 
 
 def test_a_collective_raises_if_a_rank_ends() -> None:

@@ -10,15 +10,23 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import Backend, FileStore, ProcessGroupGloo, ProcessGroupNCCL
+from torch._C._distributed_c10d import (
+    Backend,
+    FileStore,
+    PrefixStore,
+    ProcessGroupGloo,
+    ProcessGroupNCCL,
+)
 
 LOOPBACK = "127.0.0.1"
 
 
-def connect(rank: int, size: int, store: Path, device: torch.device, timeout_s: float) -> Backend:
+def connect(
+    rank: int, size: int, store: Path, device: torch.device, timeout_s: float, name: str
+) -> Backend:
     """Returns the process group of `size` ranks (`Group.join`)."""
     timeout = timedelta(seconds=timeout_s)
-    meeting = FileStore(str(store), size)
+    meeting = PrefixStore(name, FileStore(str(store), -1))  # -1: other groups may use the file
     meeting.set_timeout(timeout)
     if device.type == "cpu":
         gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]

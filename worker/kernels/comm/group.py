@@ -2,18 +2,23 @@
 
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
 device, and a CUDA graph can capture it. All ranks must call the same collectives in the same order, with tensors of
-one shape and dtype.
+one shape and dtype. Tensors of rows may have other numbers of rows on each rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    ReduceScatterOptions,
+)
 
 from mla_router.worker.kernels.comm.connect import connect
 
@@ -33,7 +38,8 @@ class Group:
         self._processes = processes
         # On the current stream, between the kernels before and after
         self._reduce, self._gather = AllreduceOptions(), AllgatherOptions()
-        self._reduce.asyncOp = self._gather.asyncOp = False
+        self._scatter = ReduceScatterOptions()
+        self._reduce.asyncOp = self._gather.asyncOp = self._scatter.asyncOp = False
 
     @staticmethod
     @cache
@@ -43,24 +49,30 @@ class Group:
 
     @staticmethod
     def join(
-        rank: int, size: int, store: Path, device: torch.device, *, timeout_s: float = 1800.0
+        rank: int,
+        size: int,
+        store: Path,
+        device: torch.device,
+        *,
+        timeout_s: float = 1800.0,
+        name: str = "group",
     ) -> Group:
         """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL.
 
-        `store` is the path of a file that does not exist before the first rank joins, in a folder of this user. Each
-        group has a separate file. Gloo listens on the loopback interface. The environment variable NCCL_SOCKET_IFNAME
-        names the interface of NCCL.
+        `store` is the path of a file that does not exist before the first rank joins, in a folder of this user. Groups
+        in the same file have different names. Gloo listens on the loopback interface. The environment variable
+        NCCL_SOCKET_IFNAME names the interface of NCCL.
 
         Raises RuntimeError if a rank is missing after `timeout_s`. So does a collective of gloo, and at once if a
         rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
         """
         if size == 1:
             return Group.alone()
-        group = Group(rank, size, connect(rank, size, store, device, timeout_s))
+        group = Group(rank, size, connect(rank, size, store, device, timeout_s, name))
         if device.type == "cuda":
             for numbers in FIRST_CALLS:
                 x = torch.zeros(numbers, device=device)
-                group.all_gather(group.all_reduce(x), 0)
+                group.scatter_rows(group.all_gather(group.all_reduce(x), 0), (numbers,) * size)
             torch.cuda.synchronize(device)
         return group
 
@@ -85,6 +97,41 @@ class Group:
             own = x.contiguous().view(-1)
             _finish(self._processes._allgather_base(gathered, own, self._gather))
         return gathered.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Returns the rows [S, ...] of all ranks, in the order of the ranks. `counts`: the number of rows of each rank,
+        the same on all. `x` [counts[rank], ...]."""
+        if self._processes is None:
+            return x
+        assert len(x) == counts[self.rank], f"{len(x)} rows, {counts=}, {self.rank=}"
+        if len(set(counts)) == 1:
+            return self.all_gather(x, 0)
+        if self.backend == "nccl":
+            gathered = x.new_empty(sum(counts), *x.shape[1:])
+            parts = list(torch.split(gathered, list(counts)))
+            _finish(self._processes.allgather([parts], [x.contiguous()], self._gather))
+            return gathered
+        # Gloo has equal parts alone
+        padded = x.new_zeros(max(counts), *x.shape[1:])
+        padded[: len(x)] = x
+        equal = self.all_gather(padded, 0).chunk(self.size)
+        return torch.cat([part[:count] for part, count in zip(equal, counts, strict=True)])
+
+    def scatter_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Returns this rank's rows [counts[rank], ...] of the sum of `x` [S, ...] over the ranks. `counts`: as of
+        `gather_rows`. Overwrites `x`, which is contiguous."""
+        if self._processes is None:
+            return x
+        assert len(x) == sum(counts), f"{len(x)} rows, {counts=}"
+        if self.backend != "nccl":
+            return torch.split(self.all_reduce(x), list(counts))[self.rank]
+        own = x.new_empty(counts[self.rank], *x.shape[1:])
+        if len(set(counts)) == 1:
+            _finish(self._processes._reduce_scatter_base(own, x, self._scatter))
+        else:
+            parts = list(torch.split(x, list(counts)))
+            _finish(self._processes.reduce_scatter([own], [parts], self._scatter))
+        return own
 
 
 def _finish(work: Any) -> None:

@@ -1,0 +1,57 @@
+"""The groups of a rank, if the ranks that share a model divide its parts in different ways.
+
+The `size` ranks are `dp_size` DP ranks of consecutive ranks each. The ranks of a DP rank have the same rows and divide
+attention, dense layers and the head. All ranks together divide the layers of experts, and exchange their rows there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mla_router.worker.kernels.comm.group import Group
+
+
+class Groups(NamedTuple):
+    """Without DP attention there is one DP rank, with all ranks."""
+
+    attention: Group = Group.alone()  # the ranks of the same DP rank
+    exchange: Group = Group.alone()  # one rank of each DP rank, by the number of the DP rank
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        store: Path,
+        device: torch.device,
+        *,
+        dp_size: int = 1,
+        timeout_s: float = 1800.0,
+    ) -> Groups:
+        """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. Other
+        arguments, and errors: those of `Group.join`."""
+        each, remainder = divmod(size, dp_size)
+        assert not remainder, f"{size} ranks in {dp_size} equal parts"
+        dp_rank, place = divmod(rank, each)
+
+        def join(name: str, own: int, count: int) -> Group:
+            return Group.join(own, count, store, device, timeout_s=timeout_s, name=name)
+
+        return cls(
+            join(f"attention {dp_rank}", place, each), join(f"exchange {place}", dp_rank, dp_size)
+        )
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank among all that share the model."""
+        return self.exchange.rank * self.attention.size + self.attention.rank
+
+    @property
+    def size(self) -> int:
+        return self.exchange.size * self.attention.size
+
+
+ONE_RANK = Groups()
