@@ -6,10 +6,7 @@ and both together, with random sampling and logprobs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.config import SMALL_MODEL
-from mla_router.worker.core import Capacity, Logprobs, StepResult
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import ONE_RANK
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.expert_load import count_experts
@@ -29,54 +25,21 @@ from mla_router.worker.model.quantization.choose import ONLINE
 from support import rank_engine
 from support.divisible import divisible_config
 from support.quantized_folders import Format, quantize_folder
-from support.random_requests import random_script
 from support.rank_engine import RecordingEngine, engine_of_rank
 from support.ranks import ranks
-from support.scripted_scheduler import run
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-
-CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
-TOLERANCE = 1e-4  # of a logprob: sums have another order
-
-
-def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> RecordingEngine:
-    """Returns the engine of one rank after random requests."""
-    engine = engine_of_rank(Group.alone(), folder, CAPACITY, **how)
-    serve(engine, seed, count)
-    return engine
-
-
-def serve(engine: RecordingEngine, seed: int, count: int) -> None:
-    run(
-        random_script(seed, count, aborts=True),
-        engine=engine,
-        capacity=CAPACITY,
-        vocab_size=VOCAB_SIZE,
-        chunk_size=32,
-    )
+from support.served_steps import CAPACITY, TOLERANCE, numbers, serve, served
+from support.tiny_model import CONFIGS, write_tiny_model
 
 
 def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **how: Any) -> None:
     """Asserts that each of `size` ranks has the results of `one`."""
     wanted = one.results()
+    assert numbers(wanted)
     results = ranks(size).call(rank_engine.repeat, folder, CAPACITY, one.steps, expert_parts, how)
     for of_rank in results:
         assert [step.tokens for step in of_rank] == [step.tokens for step in wanted]
         assert numbers(of_rank) == pytest.approx(numbers(wanted), abs=TOLERANCE)
         assert numbers(of_rank) == numbers(results[0])  # bit by bit
-
-
-def numbers(steps: Sequence[StepResult]) -> list[float]:
-    """Returns all logprobs. Those of the most likely tokens are in order, whatever the tokens are."""
-    found: list[Logprobs | None] = []
-    for step in steps:
-        found += [*(step.logprobs or ()), *(step.prompt_logprobs or ())]
-    values = list[float]()
-    for some in found:
-        if some is not None:
-            values += [*some.logprobs, *chain.from_iterable(some.top_logprobs)]
-    assert values
-    return [value if math.isfinite(value) else -1e9 for value in values]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +123,7 @@ def test_experts_that_are_placed_by_their_recorded_load(tmp_path: Path) -> None:
     """With and without replicas, results are those of one rank; by the recorded load ranks do more equal work than with the
     experts in order."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
-    one = engine_of_rank(Group.alone(), tmp_path, CAPACITY)
+    one = engine_of_rank(ONE_RANK, tmp_path, CAPACITY)
     counts = count_experts(one.model)
     serve(one, seed=1, count=8)
     config = one.model.config

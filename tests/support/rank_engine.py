@@ -15,6 +15,7 @@ from mla_router.worker.engine.async_copy import AsyncCopy
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import ForwardOutput
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
@@ -46,16 +47,14 @@ class RecordingEngine(CheckedEngine):
 
 
 def engine_of_rank(
-    group: Group, folder: Path, capacity: Capacity, *, expert_parts: int = 1, **how: Any
+    groups: Groups, folder: Path, capacity: Capacity, *, expert_parts: int = 1, **how: Any
 ) -> RecordingEngine:
     """`how`: further arguments of `load_model`."""
     model = load_model(
-        folder, device=CPU, dtype=torch.float32, group=group, expert_parts=expert_parts, **how
+        folder, device=CPU, dtype=torch.float32, groups=groups, expert_parts=expert_parts, **how
     )
     attention = torch_attention(model.config)
-    return RecordingEngine(
-        model, capacity, device=CPU, dtype=torch.float32, attention=attention, group=group
-    )
+    return RecordingEngine(model, capacity, device=CPU, dtype=torch.float32, attention=attention)
 
 
 def repeat(
@@ -67,7 +66,9 @@ def repeat(
     how: dict[str, Any] | None = None,
 ) -> list[StepResult]:
     """Returns the results of `steps` on this rank."""
-    engine = engine_of_rank(group, folder, capacity, expert_parts=expert_parts, **(how or {}))
+    engine = engine_of_rank(
+        Groups(group), folder, capacity, expert_parts=expert_parts, **(how or {})
+    )
     for plan, masks in steps:
         engine.sample(engine.forward(plan), masks)
     return engine.results()

@@ -29,7 +29,8 @@ class Ranks:
     def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.is_closed = False
         self._folder = tempfile.TemporaryDirectory(prefix="mla-test-ranks-")
-        store = Path(self._folder.name) / "store"
+        self.folder = Path(self._folder.name)
+        store = self.folder / "store"
         pipes = [multiprocessing.Pipe() for _ in range(size)]
         self._pipes = [own for own, _ in pipes]
         self._processes = [

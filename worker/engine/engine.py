@@ -8,17 +8,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, StepPlan, TokenMasks
+from mla_router.worker.core import Capacity, GroupStep, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy, AsyncCopyBuffers
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.head import Head
 from mla_router.worker.engine.inputs import InputPacker
-from mla_router.worker.engine.runners.choose import choose_runner
+from mla_router.worker.engine.runners.choose import choose_runner, fits_decode_graph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.engine.runners.runners import Runners
@@ -26,7 +26,6 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.slots import SlotState
-from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
@@ -56,15 +55,13 @@ class Engine:
         dtype: torch.dtype,
         attention: ModelAttention,
         kv_cache_dtype: torch.dtype | None = None,
-        group: Group | None = None,
     ) -> None:
-        """`kv_cache_dtype`: by default `dtype`. `group`: the ranks among which `model` is divided, by default one. All
-        ranks must run the same steps, and get the same results."""
+        """`kv_cache_dtype`: by default `dtype`. If `model` is a rank's part, all ranks of a DP rank must run the same
+        steps, and get the same results. DP ranks launch their steps together (`StepPlan.group`)."""
         self.model = model
         self.capacity = capacity
         self.device = device
         self.dtype = dtype
-        self.group = group or Group.alone()
         self.kv_cache_dtype = kv_cache_dtype or dtype
         specs = model.config.kv_cache_specs(self.kv_cache_dtype)
         self.kv_cache = KVCachePool(specs, capacity.num_pages, capacity.page_size, device)
@@ -74,17 +71,18 @@ class Engine:
         packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
-        self._head = Head(model, packer)
+        self._head = Head(self.forward_pass, packer)
         self._copies = AsyncCopyBuffers(device)
 
     def report_progress_within_steps(self, report: Callable[[], None]) -> None:
-        """Calls `report` after each layer's attention on a CPU, where one step may take long. Does nothing on a
-        GPU: a step is launched there in milliseconds."""
+        """Calls `report` after each half of a layer on a CPU, where one step may take long. Does nothing on a GPU: a
+        step is launched there in milliseconds."""
         if self.device.type != "cpu":
             return
         for layer in self.model.model.layers:
             assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
-            layer.self_attn.register_forward_hook(lambda *_: report())
+            for half in (layer.self_attn, layer.mlp):
+                half.register_forward_hook(lambda *_: report())
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: GraphSizes) -> None:
@@ -100,6 +98,7 @@ class Engine:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> ForwardOutput:
         began = time.perf_counter()
+        plan = self._agreed(plan)
         choice = choose_runner(plan, self.runners.sizes)
         runner = self.runners[choice.kind]
         inputs = runner.pack(plan, choice.rows)
@@ -109,6 +108,19 @@ class Engine:
         if isinstance(output, LayerOutput):
             output = self._head.run(plan, output, self.sampler.features)
         return ForwardOutput(plan, began, *output)
+
+    def _agreed(self, plan: StepPlan) -> StepPlan:
+        """Returns `plan` with a group, if there are other DP ranks. At their start engines run the same steps without an
+        agreement."""
+        group = self.model.groups.exchange
+        if plan.group is None and group.size > 1:
+            rows = (plan.num_tokens,) * group.size
+            plan = replace(plan, group=GroupStep(rows, fits_decode_graph(plan)))
+        if plan.group is not None:
+            rows = plan.group.rows
+            assert len(rows) == group.size, f"{rows=}, {group.size} DP ranks"
+            assert rows[group.rank] == plan.num_tokens, f"{rows=}, {group.rank=}, {plan=}"
+        return plan
 
     @torch.inference_mode()
     def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> AsyncCopy:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
-from mla_router.worker.model.causal_lm import CausalLM
 
 
 class Head:
     """The last layer's feed-forward half, the norm, and the language model's head."""
 
-    def __init__(self, model: CausalLM, packer: InputPacker) -> None:
-        self._model = model
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+        self._forward = forward_pass
+        self._model = forward_pass.model
         self._packer = packer
 
     def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> StepLogits:
@@ -22,7 +25,7 @@ class Head:
         most likely tokens as `wants` says. Packs its inputs while the device computes the layers, which do not need
         them."""
         wanted = self._packer.pack_outputs(plan)
-        hidden_states = self._model.model.finish(*output, wanted.rows)
+        hidden_states = self._finish(plan, output, wanted.rows)
         num_sampled = len(wanted.slots)
         prompt_logprobs = None
         if len(wanted.logprob_tokens):
@@ -40,3 +43,11 @@ class Head:
             hidden_states,
             prompt_logprobs,
         )
+
+    def _finish(self, plan: StepPlan, output: LayerOutput, rows: Tensor) -> Tensor:
+        """Returns the final hidden states of `rows` [R] int64. With other DP ranks, whose experts need to know the number
+        of rows, all rows are computed."""
+        finish, exchange = self._model.model.finish, self._forward.exchange(plan)
+        if exchange is None:
+            return finish(*output, rows)
+        return finish(*output, exchange=exchange).index_select(0, rows)

@@ -19,7 +19,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, pro
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
@@ -38,11 +38,10 @@ _GIB = 1 << 30
 
 
 def load_engine(
-    config: WorkerConfig, group: Group | None = None, *, expert_parts: int = 1
+    config: WorkerConfig, groups: Groups = ONE_RANK, *, expert_parts: int = 1
 ) -> Engine:
-    """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `group`: the ranks among which
+    """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `groups`: the ranks among which
     the model is divided, by default one. `expert_parts`: --ep-size. Raises ConfigError, ModelError."""
-    group = group or Group.alone()
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
@@ -51,7 +50,7 @@ def load_engine(
         torch.cuda.set_device(device)
         prefer_shared_memory()
     whole = choose_config(config)
-    model_config = config_of_rank(whole, Ranks(group.rank, group.size))
+    model_config = config_of_rank(whole, Ranks.of(groups))
     # Settings are checked before the slow loading of the weights
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
@@ -66,21 +65,23 @@ def load_engine(
         kv_cache_dtype=kv_cache_dtype,
     )
     placement = choose_placement(config, whole)
-    sizes = choose_graph_sizes(config, device, attention)
+    sizes = choose_graph_sizes(config, device, attention, groups)
     model = load_model(
         config.folder,
         device=device,
         dtype=dtype,
         dummy=config.load_format == "dummy",
         config=whole,
-        group=group,
+        groups=groups,
         expert_parts=expert_parts,
         placement=placement,
     )
-    if config.enable_expert_distribution_metrics and group.rank == 0:
-        count_experts(model)  # each rank chooses the experts of all tokens
+    if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
+        count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
     if device.type == "cpu":
-        capacity = plan_capacity(config, model.config, kv_cache_dtype, device, group=group)
+        capacity = plan_capacity(
+            config, model.config, kv_cache_dtype, device, group=groups.attention
+        )
         return Engine(
             model,
             capacity,
@@ -88,7 +89,6 @@ def load_engine(
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
-            group=group,
         )
 
     shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
@@ -101,7 +101,6 @@ def load_engine(
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
-        group=group,
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
@@ -117,7 +116,7 @@ def load_engine(
         kv_cache_dtype,
         device,
         working_bytes=working.total,
-        group=group,
+        group=groups.attention,
     )
     engine = Engine(
         model,
@@ -126,7 +125,6 @@ def load_engine(
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
-        group=group,
     )
     engine.capture_graphs(sizes)
     return engine
@@ -166,7 +164,10 @@ def _check_kv_b_proj(config: WorkerConfig, model: DeepseekConfig) -> None:
 
 
 def choose_graph_sizes(
-    config: WorkerConfig, device: torch.device, attention: ModelAttention
+    config: WorkerConfig,
+    device: torch.device,
+    attention: ModelAttention,
+    groups: Groups = ONE_RANK,
 ) -> GraphSizes:
     """Returns the sizes of the graphs to capture. Raises ConfigError if decode graphs should be compiled but cannot be
     captured."""
@@ -187,10 +188,12 @@ def choose_graph_sizes(
     # A decode graph may have rows of a full batch and of the tokens of chunks.
     largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_INPUT_TOKENS)
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
+    # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
+    without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
     return GraphSizes(
         decode=config.decode_graph_sizes or decode_sizes(largest),
         piecewise=prompts,
-        prefill=() if attention.plans_prefill_on_host else prompts,
+        prefill=() if without_prefill else prompts,
         compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
     )
 

@@ -13,8 +13,8 @@ from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
-from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.exchange import Exchange
 
 # All features of sampling that take memory.
 _ALL_FEATURES = SamplingParams(
@@ -68,7 +68,6 @@ def measure_working_memory(
     dtype: torch.dtype,
     attention: ModelAttention,
     kv_cache_dtype: torch.dtype | None = None,
-    group: Group | None = None,
 ) -> WorkingMemory:
     """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
@@ -83,7 +82,6 @@ def measure_working_memory(
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
-            group=group,
         )
 
     warmup_compile(new_engine(), plans, graph_sizes)
@@ -111,7 +109,9 @@ def measure_working_memory(
     # number of rows at its first use.
     for rows in row_counts(capacity.num_slots):
         hidden_states = torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device)
-        model.logits(model.model.finish(hidden_states, hidden_states))
+        group = model.groups.exchange
+        exchange = Exchange(None, group, (rows,) * group.size)
+        model.logits(model.model.finish(hidden_states, hidden_states, exchange=exchange))
     graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
     _free()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mla_router.worker.model.attention import StepAttention
+from mla_router.worker.model.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,17 @@ class ForwardBatch:
     out_cache_loc: Tensor
     num_decodes: int  # rows that are one token of a request each; the other rows are chunks
     attention: Sequence[StepAttention]  # indexed by the layer's `ModelConfig.attention_index`
+    exchange: Exchange | None = None  # with other DP ranks
 
     @property
     def is_decode(self) -> bool:
         """Whether all rows are decode rows. False during the capture of a piecewise graph, which serves any rows."""
         return 0 < self.num_decodes == len(self.tokens)
+
+    @property
+    def feed_forward_rows(self) -> Exchange:
+        """The rows that feed-forward layers compute."""
+        return Exchange(self.out_cache_loc) if self.exchange is None else self.exchange
 
     def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
         """Calls `attend(self, rows, cache, out)`. The rest of a layer depends on the number of rows alone, so a

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import ONE_RANK
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch
@@ -24,7 +24,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.model = model
         # Of the ranks that have parts of the model, and the rows of the head on this rank
-        self.group = Group.alone()
+        self.groups = ONE_RANK
         self.vocabulary = Extent.whole(config.vocab_size)
         self.placement: Placement | None = None  # of the routed experts on the ranks
         # Of `count_experts`, if they are counted
@@ -49,7 +49,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Returns logits [R, vocab_size] float32. They are not part of `forward`, so that logits of many rows need not
         exist at once."""
-        return self.group.all_gather(
+        return self.groups.attention.all_gather(
             linear(hidden_states, self.head, out_dtype=torch.float32), dim=1
         )
 

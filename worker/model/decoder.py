@@ -14,6 +14,7 @@ from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.exchange import NO_EXCHANGE, Exchange
 from mla_router.worker.model.layers import Embedding, FeedForward, RMSNorm
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.shard import Shard
@@ -35,7 +36,7 @@ class Decoder(nn.Module):
     def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:
         """Returns final hidden states [T, hidden_size]. `caches` are the KV caches of the layers."""
         hidden_states, residual = self.run_layers(batch, caches)
-        return self.finish(hidden_states, residual, out_cache_loc=batch.out_cache_loc)
+        return self.finish(hidden_states, residual, exchange=batch.feed_forward_rows)
 
     # ---- The two halves of a step: only rows with an output need the second ----
 
@@ -57,11 +58,19 @@ class Decoder(nn.Module):
         residual: Tensor,
         output_rows: Tensor | None = None,
         *,
-        out_cache_loc: Tensor | None = None,
+        exchange: Exchange = NO_EXCHANGE,
     ) -> Tensor:
         """Returns final hidden states [R, hidden_size] from the results of `run_layers`: of the rows `output_rows` [R]
-        int64, or of all rows, whose `out_cache_loc` marks idle ones."""
-        return self.last.finish(hidden_states, residual, self.norm, output_rows, out_cache_loc)
+        int64, or of all rows, which are those of `exchange`."""
+        return self.last.finish(hidden_states, residual, self.norm, output_rows, exchange)
+
+    def serve(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
+        """`run_layers` of a DP rank that has no rows in a step of other DP ranks."""
+        for layer in list(self.layers)[:-1]:
+            assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
+            layer.mlp.serve(exchange)
+        none = self.embed_tokens.weight[:0]
+        return none, none
 
     @property
     def last(self) -> DecoderLayer:
@@ -114,7 +123,7 @@ class DecoderLayer(nn.Module):
         cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
         hidden_states, residual = self.attend(hidden_states, residual, rotations, batch, cache)
-        return self.feed_forward(hidden_states, residual, batch.out_cache_loc)
+        return self.feed_forward(hidden_states, residual, batch.feed_forward_rows)
 
     def attend(
         self,
@@ -131,11 +140,11 @@ class DecoderLayer(nn.Module):
         return self.group.all_reduce(attended), residual
 
     def feed_forward(
-        self, hidden_states: Tensor, residual: Tensor, out_cache_loc: Tensor | None = None
+        self, hidden_states: Tensor, residual: Tensor, exchange: Exchange
     ) -> tuple[Tensor, Tensor]:
         """The rows may be some of a step's: no row reads another one here."""
         out, residual = self.mlp.after_norm(
-            self.post_attention_layernorm, hidden_states, residual, out_cache_loc
+            self.post_attention_layernorm, hidden_states, residual, exchange
         )
         return self.group.all_reduce(out), residual
 
@@ -145,13 +154,15 @@ class DecoderLayer(nn.Module):
         residual: Tensor,
         norm: RMSNorm,
         output_rows: Tensor | None = None,
-        out_cache_loc: Tensor | None = None,
+        exchange: Exchange = NO_EXCHANGE,
     ) -> Tensor:
         """Computes the second half of a last layer, and the `norm` before the head (`Decoder.finish`)."""
         if output_rows is not None:
-            assert out_cache_loc is None, "rows with an output are not idle"
+            assert exchange.out_cache_loc is None, "rows with an output are not idle"
+            assert not exchange.is_needed, "an exchange takes all rows"
             hidden_states = hidden_states.index_select(0, output_rows)
             residual = residual.index_select(0, output_rows)
         if not len(hidden_states):
+            self.mlp.serve(exchange)
             return hidden_states
-        return norm.add(*self.feed_forward(hidden_states, residual, out_cache_loc))[0]
+        return norm.add(*self.feed_forward(hidden_states, residual, exchange))[0]

@@ -30,6 +30,7 @@ from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import AttentionLayer, Decoder, DecoderLayer
+from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
 from mla_router.worker.model.linear import Linear, empty_parameter
@@ -301,6 +302,15 @@ class MixtureOfExperts(FeedForward):
         out: Tensor = self.experts(hidden_states, weights, ids, shared)
         return out
 
+    def exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
+        """Returns `forward` of the rows of all DP ranks, summed over them, for own rows [T, hidden_size]."""
+        return exchange.scatter(self(exchange.gather(hidden_states), exchange.out_cache_loc))
+
+    def serve(self, exchange: Exchange) -> None:
+        if exchange.is_needed:
+            none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
+            self.exchanged(none, exchange)
+
     def shared(self, hidden_states: Tensor) -> Plus:
         """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
         layer = self.shared_experts
@@ -318,16 +328,16 @@ class MixtureOfExperts(FeedForward):
         norm: RMSNorm,
         hidden_states: Tensor,
         residual: Tensor,
-        out_cache_loc: Tensor | None = None,
+        exchange: Exchange,
     ) -> tuple[Tensor, Tensor]:
-        """The norm and the gate's product are one kernel for few rows."""
-        if not self.gate.joins_norm(hidden_states):
-            hidden_states, residual = norm.add(hidden_states, residual)
-            return self(hidden_states, out_cache_loc), residual
+        """The norm and the gate's product are one kernel for few rows, if there is no other DP rank."""
+        if exchange.is_needed or not self.gate.joins_norm(hidden_states):
+            normed, residual = norm.add(hidden_states, residual)
+            return self.exchanged(normed, exchange), residual
         hidden_states, residual, logits = self.gate.after_norm(norm, hidden_states, residual)
         # Before the choice of experts, which leaves most of a GPU idle
         shared = self.shared(hidden_states)
-        weights, ids = self.gate.choose(logits, out_cache_loc)
+        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
         return self.experts(hidden_states, weights, ids, shared), residual
 
 

@@ -9,6 +9,7 @@ from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
 from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.linear import Linear, empty_parameter
 
 
@@ -71,16 +72,20 @@ class FeedForward(nn.Module):
         norm: RMSNorm,
         hidden_states: Tensor,
         residual: Tensor,
-        out_cache_loc: Tensor | None = None,
+        exchange: Exchange,
     ) -> tuple[Tensor, Tensor]:
         """Returns `forward` of the normalized sum of `hidden_states` and `residual`, and the sum.
 
-        `out_cache_loc` [T] is the field of the batch: rows at 0 are idle, and a mixture of experts does not route them.
+        A mixture of experts takes part in the `exchange` of the step, and does not route its idle rows.
         """
-        del out_cache_loc
+        del exchange
         normed, residual = norm.add(hidden_states, residual)
         out: Tensor = self(normed)
         return out, residual
+
+    def serve(self, exchange: Exchange) -> None:
+        """Does the part of this rank in the `exchange` of a step in which it has no rows."""
+        del exchange
 
 
 class MLP(FeedForward):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -37,16 +37,16 @@ def load_model(
     dtype: torch.dtype,
     dummy: bool = False,
     config: ModelConfig | None = None,
-    group: Group | None = None,
+    groups: Groups = ONE_RANK,
     expert_parts: int = 1,
     placement: Placement | None = None,
 ) -> CausalLM:
     """Returns the model in `folder` on `device`, built by `config` or else by the folder's config.json. Raises
     ModelError.
 
-    With a `group` it is this rank's part (`parallel/divide.py`), and no other parts of the weights are read. Quantized
-    weights keep the format of the checkpoint, all others are converted to `dtype`. Weights never change again and take no
-    part in autograd. With `dummy` they are random, and no file but config.json is read.
+    With several ranks in `groups` it is this rank's part (`parallel/divide.py`), and no other parts of the weights are
+    read. Quantized weights keep the format of the checkpoint, all others are converted to `dtype`. Weights never change
+    again and take no part in autograd. With `dummy` they are random, and no file but config.json is read.
     """
     built_by = config or read_config(folder)
     model: CausalLM = _load(
@@ -57,12 +57,7 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         dummy=dummy,
-        divided=partial(
-            divide,
-            group=group or Group.alone(),
-            expert_parts=expert_parts,
-            placement=placement,
-        ),
+        divided=partial(divide, groups=groups, expert_parts=expert_parts, placement=placement),
     )
     return model
 
@@ -71,7 +66,7 @@ def load_mtp(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiToke
     """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded: on its device, in its
     dtype, and with its table of rotations. Raises ModelError, also if the checkpoint has no such layers."""
     config = model.config
-    assert model.group.size == 1, "these layers are not divided among ranks"
+    assert model.groups.size == 1, "these layers are not divided among ranks"
     if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
     head = model.head.values

@@ -10,7 +10,7 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_device, load_engine
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.ranks.channel import CallSender
 from mla_router.worker.ranks.leader import Leader
@@ -21,12 +21,12 @@ def load_rank(config: WorkerConfig, rank: int, store: Path | None) -> Engine:
     """Returns the engine of `rank`, on the GPU with that offset from --base-gpu-id. `store`: the meeting of the ranks,
     all of which have arrived; None for one rank. Raises ConfigError."""
     own = dataclasses.replace(config, base_gpu_id=config.base_gpu_id + rank)
-    group = Group.alone()
+    groups = ONE_RANK
     if store is not None:
         device = choose_device(own)
-        group = Group.join(rank, config.tp_size, store, device, timeout_s=config.dist_timeout)
+        groups = Groups.join(rank, config.tp_size, store, device, timeout_s=config.dist_timeout)
     try:
-        return load_engine(own, group, expert_parts=config.ep_size)
+        return load_engine(own, groups, expert_parts=config.ep_size)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.attention_spec import GroupedQueryAttentionSpec
 from mla_router.worker.model.config.fields import ModelError
@@ -31,7 +32,7 @@ def part(
     model = build_model(config)
     if block is not None:
         quantize(model, Quantization("fp8", FP8, (block, block)))
-    divide(model, Position(rank, size), expert_parts)
+    divide(model, Groups(Position(rank, size)), expert_parts)
     return model
 
 
@@ -144,6 +145,28 @@ def test_models_that_cannot_be_divided(
         part(tmp_path, 0, size, expert_parts, block)
 
 
+def test_dp_ranks_divide_layers_of_experts_alone(tmp_path: Path) -> None:
+    """Rank 3 of 4, which are two DP ranks: heads and dense columns are halves, shared columns quarters."""
+    write_config(tmp_path, "v3")
+    model = build_model(read_config(tmp_path))
+    divide(model, Groups(attention=Position(1, 2), exchange=Position(1, 2)), expert_parts=2)
+    assert model.config.num_heads == 2
+    assert shapes(model, "q_b_proj") == {(48, 24)}
+    assert shapes(model, "layers.0.mlp.gate_up_proj") == {(96, 64)}
+    assert shapes(model, "lm_head") == {(model.config.vocab_size // 2, 64)}
+    assert shapes(model, "mlp.shared_experts.gate_up_proj") == {(16, 64)}
+    assert shapes(model, "mlp.experts.down_proj") == {(4, 64, 16)}
+    table = model.model.layers[1].mlp.gate.table  # the second half of the experts
+    assert table.tolist() == [[-1], [-1], [-1], [-1], [0], [1], [2], [3]]
+
+
+def test_dp_ranks_without_experts_share_nothing(tmp_path: Path) -> None:
+    write_config(tmp_path, "llama_gqa")
+    model = build_model(read_config(tmp_path))
+    with pytest.raises(ModelError, match="--enable-dp-attention: the model has no routed experts"):
+        divide(model, Groups(exchange=Position(0, 2)))
+
+
 def test_each_rank_finds_what_is_missing_for_any(tmp_path: Path) -> None:
     """So that no rank waits for one that has ended."""
     write_config(tmp_path, "v3")
@@ -152,8 +175,8 @@ def test_each_rank_finds_what_is_missing_for_any(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.experts.7.up_proj.weight"]  # of the second rank
     save_file(tensors, file, metadata={"format": "pt"})
     for rank in range(2):
-        group = Position(rank, 2)
+        groups = Groups(Position(rank, 2))
         with pytest.raises(
             ModelError, match=r"1 missing: .*1\.mlp\.experts\.7\.up_proj\.weight\n?$"
         ):
-            load_model(tmp_path, device="cpu", dtype=torch.float32, group=group, expert_parts=2)
+            load_model(tmp_path, device="cpu", dtype=torch.float32, groups=groups, expert_parts=2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.linear import Linear, LinearShape
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.parallel.balance import balanced
@@ -45,7 +46,10 @@ def test_pieces_are_those_of_the_whole(
     whole = linears(folder)
     for rank in range(2):
         pieces_of = linears(
-            folder, group=Position(rank, 2), expert_parts=expert_parts, placement=placement
+            folder,
+            groups=Groups(Position(rank, 2)),
+            expert_parts=expert_parts,
+            placement=placement,
         )
         for name, own in pieces_of.items():
             assert torch.equal(dense(own), piece(dense(whole[name]), own.shape)), name

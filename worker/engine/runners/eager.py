@@ -26,6 +26,9 @@ class EagerRunner:
         return self._packer.pack_rows(plan, rows)
 
     def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
+        exchange = self._forward.exchange(plan)
+        if exchange is not None and not plan.num_tokens:
+            return self._forward.serve(exchange)
         rows = self._forward.slots.look_up(inputs.rows, inputs.kinds)
         batch = ForwardBatch(
             tokens=rows.tokens,
@@ -33,6 +36,7 @@ class EagerRunner:
             out_cache_loc=rows.out_cache_loc,
             num_decodes=len(plan.decode_slots),
             attention=self.plan_attention(plan, rows),
+            exchange=exchange,
         )
         return self._forward.run_layers(batch)
 

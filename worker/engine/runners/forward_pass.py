@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
@@ -16,6 +16,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.exchange import Exchange
 
 
 class ForwardPass:
@@ -63,6 +64,24 @@ class ForwardPass:
             self.slots.page_table, self.capacity.page_size, slots, lengths
         )
 
+    def exchange(self, plan: StepPlan) -> Exchange | None:
+        """Returns the exchange of the rows of `plan`, without padding; None without other DP ranks."""
+        if plan.group is None:
+            return None
+        return Exchange(None, self.model.groups.exchange, plan.group.rows)
+
+    def padded_exchange(self, out_cache_loc: Tensor) -> Exchange:
+        """Returns the exchange of a graph, which has equally many rows on all DP ranks, here with `out_cache_loc` [T]."""
+        group = self.model.groups.exchange
+        return Exchange(
+            group.all_gather(out_cache_loc, 0), group, (len(out_cache_loc),) * group.size
+        )
+
+    @torch.inference_mode()
+    def serve(self, exchange: Exchange) -> LayerOutput:
+        """`run_layers` of a DP rank without rows."""
+        return LayerOutput(*self.model.model.serve(exchange))
+
     @torch.inference_mode()
     def run_layers(self, batch: ForwardBatch) -> LayerOutput:
         return LayerOutput(*self.model.model.run_layers(batch, self._caches))
@@ -77,6 +96,7 @@ class ForwardPass:
             out_cache_loc=rows.out_cache_loc,
             num_decodes=len(rows.slots),
             attention=self.attention.plan(layout),
+            exchange=self.padded_exchange(rows.out_cache_loc),
         )
         return self.head(self.model(batch, self._caches))
 

@@ -122,6 +122,7 @@ class PiecewiseRunner:
             out_cache_loc=rows.out_cache_loc,
             num_decodes=0,
             attention=self._forward.attention.plan(self._forward.layout()),
+            exchange=self._forward.padded_exchange(rows.out_cache_loc),
         )
 
     def pack(self, plan: StepPlan, rows: int) -> RowInputs:

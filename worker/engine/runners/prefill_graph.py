@@ -94,6 +94,7 @@ class PrefillGraphRunner:
                 out_cache_loc=locations,
                 num_decodes=0,
                 attention=attention(locations),
+                exchange=forward.padded_exchange(locations),
             )
             return forward.run_layers(batch)
 

@@ -5,6 +5,10 @@ products behind heads and columns, `o_proj` and `down_proj`, take parts of their
 summed: once behind the attention of a layer, and once behind its feed-forward half, where routed and shared experts are
 one sum. Logits are gathered.
 
+With DP attention this holds for the ranks of each DP rank, except for layers of experts. All ranks together divide
+those, shared experts included. Their results are summed over one rank of each DP rank (`model/exchange.py`), and then
+within the DP rank as above.
+
 All else is the same on every rank. So is the embedding: a divided one would need a sum before the first layer, to save
 little beside the layers' memory.
 """
@@ -17,12 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.decoder import DecoderLayer
-from mla_router.worker.model.deepseek import Gate
+from mla_router.worker.model.deepseek import Gate, MixtureOfExperts
 from mla_router.worker.model.linear import Linear, LinearShape
 from mla_router.worker.model.parallel.placement import Placement, trivial
 from mla_router.worker.model.parallel.ranks import Ranks, Share
@@ -37,7 +41,7 @@ class Axis(NamedTuple):
 
     name: str
     size: int
-    of_experts: bool
+    columns: Share  # of this rank in the columns of the layer
     block: int  # numbers that share scales
 
     def of_items(self, share: Share, items: int) -> Extent:
@@ -54,7 +58,7 @@ class Axis(NamedTuple):
 
 
 def _heads(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
-    return axis.of_items(ranks.every, config.num_heads)
+    return axis.of_items(ranks.attention, config.num_heads)
 
 
 def _kv_heads(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
@@ -63,13 +67,12 @@ def _kv_heads(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
 
 
 def _columns(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
-    del config
-    share = ranks.expert_columns if axis.of_experts else ranks.every
-    return share.of_blocks(axis.size, axis.block, axis.name)
+    del config, ranks
+    return axis.columns.of_blocks(axis.size, axis.block, axis.name)
 
 
 def _vocabulary(axis: Axis, config: ModelConfig, ranks: Ranks) -> Extent:
-    return axis.of_items(ranks.every, config.vocab_size)
+    return axis.of_items(ranks.attention, config.vocab_size)
 
 
 Cut = Callable[[Axis, ModelConfig, Ranks], Extent]
@@ -90,24 +93,30 @@ WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
 
 
 def divide(
-    model: CausalLM, group: Group, expert_parts: int = 1, placement: Placement | None = None
+    model: CausalLM, groups: Groups, expert_parts: int = 1, placement: Placement | None = None
 ) -> None:
     """Leaves to `model` the part of this rank. `expert_parts` divide the routed experts, and the number of ranks is a
     multiple. `placement`: of the experts on these parts, by default in order. Must run before parameters have memory.
     Raises ModelError."""
-    config, ranks = model.config, Ranks(group.rank, group.size, expert_parts)
+    config, ranks = model.config, Ranks.of(groups, expert_parts)
     model.config = config_of_rank(config, ranks)
-    model.group = group
-    model.vocabulary = _vocabulary(Axis("lm_head", config.vocab_size, False, 1), config, ranks)
+    model.groups = groups
+    head = Axis("lm_head", config.vocab_size, ranks.attention, 1)
+    model.vocabulary = _vocabulary(head, config, ranks)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    if ranks.dp_size > 1 and not mixtures:
+        raise ModelError("--enable-dp-attention: the model has no routed experts")
+    of_mixtures = {linear for mixture in mixtures for linear in _linears(mixture)}
     stacks = _divide_experts(model, ranks.experts, placement)
     # Of all formats, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
-        _divide_linear(name, linear, block, config, ranks, stacks.get(linear))
+        share = ranks.every if linear in of_mixtures else ranks.attention
+        _divide_linear(name, linear, block, config, ranks, share, stacks.get(linear))
     for module in model.modules():
         if isinstance(module, DecoderLayer):
-            module.group = group
+            module.group = groups.attention
 
 
 def _divide_experts(
@@ -140,7 +149,7 @@ def _linears(model: nn.Module) -> Iterator[Linear]:
 def config_of_rank(config: Config, ranks: Ranks) -> Config:
     """Returns `config` with the numbers of heads that a rank has, for its attention and KV cache. Raises ModelError."""
     heads: dict[str, Any] = {
-        "num_heads": ranks.every.of(config.num_heads, "num_attention_heads").length
+        "num_heads": ranks.attention.of(config.num_heads, "num_attention_heads").length
     }
     if any(field.name == "num_kv_heads" for field in fields(config)):
         count = _num_kv_heads(config)
@@ -159,9 +168,12 @@ def _divide_linear(
     block: int,
     config: ModelConfig,
     ranks: Ranks,
+    share: Share,
     stack: Members | None,
 ) -> None:
-    whole, of_experts = linear.shape, linear.shape.stack is not None
+    """`share`: of this rank in the layer. `stack`: its experts, if the layer is a stack of them."""
+    whole = linear.shape
+    columns = share if whole.stack is None else ranks.expert_columns
     layers = checkpoint_layers(name, linear)[: len(whole.rows)]
     kinds = [layer.rpartition(".")[2] for layer in layers]
     unknown = set(kinds) - {*OUTPUTS, *INPUTS, *WHOLE}
@@ -171,7 +183,7 @@ def _divide_linear(
         if kinds[part] not in cuts:
             return axis
         granularity = block if cuts[kinds[part]] is _columns else linear.format.granularity
-        found = Axis(f"{layers[part]}.weight", axis.full, of_experts, granularity)
+        found = Axis(f"{layers[part]}.weight", axis.full, columns, granularity)
         return cuts[kinds[part]](found, config, ranks)
 
     linear.divide(
@@ -180,5 +192,5 @@ def _divide_linear(
             tuple(own(OUTPUTS, part, rows) for part, rows in enumerate(whole.rows)),
             stack,
         ),
-        adds_bias=ranks.rank == 0 or kinds[0] not in INPUTS,
+        adds_bias=share.index == 0 or kinds[0] not in INPUTS,
     )

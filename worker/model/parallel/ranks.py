@@ -2,6 +2,7 @@
 
 With tensor parallelism each rank has some of the heads, some columns of each feed-forward layer and some rows of the
 head. With expert parallelism it has some of the routed experts, whole ones if there are as many expert ranks as ranks.
+With DP attention all ranks divide the layers of experts, and the ranks of each DP rank divide everything else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.shard import Extent
 
@@ -47,16 +49,29 @@ class Share:
 
 
 class Ranks(NamedTuple):
-    """Rank `rank` of `size` (--tp-size), which divide the routed experts into `expert_parts` parts (--ep-size)."""
+    """Rank `rank` of `size` (--tp-size), which divide the routed experts into `expert_parts` parts (--ep-size).
+
+    They are `dp_size` DP ranks (--dp-size), a divisor of `size`, each of consecutive ranks."""
 
     rank: int
     size: int
     expert_parts: int = 1
+    dp_size: int = 1
+
+    @classmethod
+    def of(cls, groups: Groups, expert_parts: int = 1) -> Ranks:
+        return cls(groups.rank, groups.size, expert_parts, groups.exchange.size)
 
     @property
     def every(self) -> Share:
-        """The share of a rank in what all ranks divide."""
+        """The share of a rank in what all ranks divide: shared experts."""
         return Share(self.rank, self.size)
+
+    @property
+    def attention(self) -> Share:
+        """The share in what the ranks of one DP rank divide: attention, dense layers and the head."""
+        each = self.size // self.dp_size
+        return Share(self.rank % each, each)
 
     @property
     def experts(self) -> Share:
@@ -74,6 +89,7 @@ class Ranks(NamedTuple):
 
     def kv_heads(self, heads: int) -> Share:
         """Returns the share in KV heads. If there are fewer than ranks, several ranks have the same one."""
-        if self.size % heads:
-            return self.every
-        return Share(self.rank * heads // self.size, heads)
+        own = self.attention
+        if own.count % heads:
+            return own
+        return Share(own.index * heads // own.count, heads)

@@ -1,0 +1,91 @@
+"""DP ranks, which share the experts of one model, give the results of separate engines.
+
+The steps of a scheduler for each DP rank are launched together, between idle steps, by processes over gloo: prompts in
+chunks, with cached prefixes, decode rows and both together, with random sampling and logprobs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mla_router.worker.core import StepResult
+from support import dp_engine
+from support.dp_engine import Case, Division, Outcome, together
+from support.ranks import ranks
+from support.served_steps import CAPACITY, TOLERANCE, numbers, served
+from support.tiny_model import CONFIGS, write_tiny_model
+
+
+def compare(folder: Path, division: Division, case: Case, seed: int, count: int) -> list[Outcome]:
+    """Asserts that each DP rank has the results of an engine for itself. Returns what each rank has seen."""
+    alone = [served(folder, seed=seed + i, count=count) for i in range(division.dp_size)]
+    steps = together([engine.steps for engine in alone], seed)
+    processes = ranks(division.size)
+    assert any(numbers(engine.results()) for engine in alone)
+    seen = processes.call(dp_engine.repeat, processes.folder, division, case, steps)
+    each = division.size // division.dp_size
+    for rank, outcome in enumerate(seen):
+        same(outcome.results, alone[rank // each].results())
+        # Bit by bit on the ranks of one DP rank
+        assert numbers(outcome.results) == numbers(seen[rank // each * each].results)
+        assert outcome.routed_idle_rows == 0
+    return seen
+
+
+def same(got: list[StepResult], wanted: list[StepResult]) -> None:
+    assert [step.tokens for step in got] == [step.tokens for step in wanted]
+    assert numbers(got) == pytest.approx(numbers(wanted), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "division"),
+    [
+        ("v3", Division(2, 2)),
+        ("v2_lite", Division(2, 2, expert_parts=2)),
+        ("v3", Division(4, 2, expert_parts=4)),
+        ("v3_halves", Division(4, 2, expert_parts=2)),
+        ("v2_lite", Division(4, 4)),
+    ],
+    ids=str,
+)
+def test_each_dp_rank_has_the_results_of_an_engine_alone(
+    tmp_path: Path, name: str, division: Division
+) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    compare(tmp_path, division, Case(tmp_path, CAPACITY), seed=3, count=5)
+
+
+@pytest.mark.parametrize("division", [Division(2, 2, expert_parts=2), Division(4, 2)], ids=str)
+def test_decode_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
+    """All ranks run the graph of the one with most rows. Experts compute no padding."""
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    case = Case(tmp_path, CAPACITY, graph_sizes=(2, 4, 8, 16))
+    seen = compare(tmp_path, division, case, seed=7, count=6)
+    assert all(outcome.idle_rows for outcome in seen)
+
+
+def test_the_first_steps_of_engines_need_no_agreement(tmp_path: Path) -> None:
+    """All DP ranks run the same steps then."""
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    alone = served(tmp_path, count=4)
+    processes, case = ranks(2), Case(tmp_path, CAPACITY, graph_sizes=(4,))
+    for outcome in processes.call(
+        dp_engine.repeat, processes.folder, Division(2, 2), case, [alone.steps] * 2
+    ):
+        same(outcome.results, alone.results())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "division",
+    [Division(2, 2), Division(2, 2, 2), Division(4, 2, 2), Division(4, 4, 4)],
+    ids=str,
+)
+def test_random_steps(tmp_path: Path, division: Division) -> None:
+    for seed, name in enumerate(("v3", "v2_lite", "v2_grouped", "v3_halves") * 2, 100):
+        folder = tmp_path / str(seed)
+        write_tiny_model(folder, seed=seed, **CONFIGS[name])
+        graphs = ((), (1, 2, 3, 4, 6, 8, 12, 16, 24))[seed % 2]
+        compare(folder, division, Case(folder, CAPACITY, graphs), seed=seed, count=16)

@@ -1,0 +1,113 @@
+"""Steps of several DP ranks, launched together by the processes of `support.ranks`."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from torch import Tensor
+
+from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
+from mla_router.worker.engine.runners.choose import fits_decode_graph
+from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import Groups
+from mla_router.worker.model.deepseek import Gate
+from support.fake_graphs import fake_decode_graphs
+from support.rank_engine import CPU, Step, engine_of_rank
+
+IDLE = Step(StepPlan((), (), (), (), ()), None)
+
+
+class Division(NamedTuple):
+    """Ranks in DP ranks, and the parts of the experts."""
+
+    size: int
+    dp_size: int
+    expert_parts: int = 1
+
+
+class Case(NamedTuple):
+    folder: Path
+    capacity: Capacity
+    graph_sizes: Sequence[int] = ()  # of decode graphs
+
+
+class Outcome(NamedTuple):
+    """What one rank has seen."""
+
+    results: list[StepResult]  # of the steps in which it has rows
+    idle_rows: int  # that gates have seen
+    routed_idle_rows: int  # of these, the ones with an expert
+
+
+def together(of_ranks: Sequence[Sequence[Step]], seed: int) -> list[list[Step]]:
+    """Returns the steps that DP ranks launch together, by rank: those of `of_ranks` in order, and idle steps. For some steps
+    a rank is busy, idle, or both in turn."""
+    rng = random.Random(seed)
+    waiting = [deque(steps) for steps in of_ranks]
+    joined: list[list[Step]] = [[] for _ in of_ranks]
+    chances = [1.0] * len(waiting)
+    while any(waiting):
+        if rng.random() < 0.15:
+            chances = [rng.choice((0.0, 0.5, 1.0, 1.0)) for _ in waiting]
+        busy = [bool(steps) and rng.random() < chances[i] for i, steps in enumerate(waiting)]
+        if not any(busy):
+            chances = [1.0] * len(waiting)
+            continue
+        steps = [own.popleft() if takes else IDLE for own, takes in zip(waiting, busy, strict=True)]
+        group = GroupStep(
+            tuple(step.plan.num_tokens for step in steps),
+            all(fits_decode_graph(step.plan) for step in steps),
+        )
+        for own, step in zip(joined, steps, strict=True):
+            own.append(step._replace(plan=replace(step.plan, group=group)))
+    return joined
+
+
+def repeat(
+    group: Group,
+    meeting: Path,
+    division: Division,
+    case: Case,
+    of_ranks: Sequence[Sequence[Step]],
+) -> Outcome:
+    """Runs the steps of this process's DP rank. `meeting`: the folder of the processes."""
+    groups = _groups(group.rank, division.size, division.dp_size, meeting)
+    engine = engine_of_rank(groups, case.folder, case.capacity, expert_parts=division.expert_parts)
+    idle, routed = 0, 0
+
+    def count(_: Gate, rows: tuple[Tensor, Tensor | None], chosen: tuple[Tensor, Tensor]) -> None:
+        nonlocal idle, routed
+        locations, ids = rows[1], chosen[1]
+        if locations is not None:
+            assert len(locations) == len(ids) == len(rows[0]), "rows of all DP ranks"
+            of_idle = ids[locations == 0]
+            idle += len(of_idle)
+            routed += int((of_idle >= 0).sum())
+
+    if case.graph_sizes:
+        fake_decode_graphs(engine, case.graph_sizes, pytest.MonkeyPatch())
+    for module in engine.model.modules():
+        if isinstance(module, Gate):
+            module.register_forward_hook(count)
+    for plan, masks in of_ranks[groups.exchange.rank]:
+        engine.sample(engine.forward(plan), masks)
+    results = []
+    for (plan, _), result in zip(engine.steps, engine.results(), strict=True):
+        if plan.num_tokens:
+            results.append(result)
+        else:
+            assert not result.tokens, f"tokens of an idle rank: {result}"
+    return Outcome(results, idle, routed)
+
+
+@cache
+def _groups(rank: int, size: int, dp_size: int, meeting: Path) -> Groups:
+    store = meeting / f"dp{dp_size}"
+    return Groups.join(rank, size, store, CPU, dp_size=dp_size)

@@ -1,0 +1,48 @@
+"""The steps of random requests on one rank, and their results, as numbers to compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from mla_router.worker.core import Capacity, Logprobs, StepResult
+from mla_router.worker.kernels.comm.groups import ONE_RANK
+from support.random_requests import random_script
+from support.rank_engine import RecordingEngine, engine_of_rank
+from support.scripted_scheduler import run
+from support.tiny_model import VOCAB_SIZE
+
+CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
+TOLERANCE = 1e-4  # of a logprob: sums have another order
+
+
+def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> RecordingEngine:
+    """Returns the engine of one rank after random requests. `how`: as of `engine_of_rank`."""
+    engine = engine_of_rank(ONE_RANK, folder, CAPACITY, **how)
+    serve(engine, seed, count)
+    return engine
+
+
+def serve(engine: RecordingEngine, seed: int, count: int) -> None:
+    run(
+        random_script(seed, count, aborts=True),
+        engine=engine,
+        capacity=CAPACITY,
+        vocab_size=VOCAB_SIZE,
+        chunk_size=32,
+    )
+
+
+def numbers(steps: Sequence[StepResult]) -> list[float]:
+    """Returns all logprobs. Those of the most likely tokens are in order, whatever the tokens are."""
+    found: list[Logprobs | None] = []
+    for step in steps:
+        found += [*(step.logprobs or ()), *(step.prompt_logprobs or ())]
+    values = list[float]()
+    for some in found:
+        if some is not None:
+            values += [*some.logprobs, *chain.from_iterable(some.top_logprobs)]
+    return [value if math.isfinite(value) else -1e9 for value in values]
