@@ -7,7 +7,7 @@ import torch
 
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from support import collectives
-from support.collectives import inputs, numbers
+from support.collectives import inputs, numbers, rows_of
 from support.ranks import Ranks
 
 pytestmark = [
@@ -25,6 +25,20 @@ def test_collectives_give_the_numbers_of_gloo() -> None:
         two.close()
     expected = torch.cat([numbers(rank, (5, 3), torch.bfloat16) for rank in range(2)], 1)
     assert all(torch.equal(result, expected) for result in gathered)
+
+
+def test_rows_of_all_ranks() -> None:
+    """Equal numbers of rows have collectives of their own. A rank may have none."""
+    two = Ranks(2, "cuda")
+    try:
+        for counts in ((8, 8), (3000, 5), (0, 7), (1, 0)):
+            own = [rows_of(rank, count, 2048, torch.bfloat16) for rank, count in enumerate(counts)]
+            results = two.call(collectives.rows_of_all, counts, 2048, torch.bfloat16, "cuda")
+            for rows, (gathered, summed) in zip(own, results, strict=True):
+                assert torch.equal(gathered, torch.cat(own)), counts
+                assert torch.equal(summed, 2 * rows), counts
+    finally:
+        two.close()
 
 
 def test_kernels_around_a_sum_in_a_graph_wait_for_it() -> None:

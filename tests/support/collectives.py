@@ -35,13 +35,18 @@ def all_gather(
     return group.all_gather(x.t().contiguous().t(), dim).cpu()
 
 
+def rows_of(rank: int, count: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Returns small integers [count, width], other ones on each rank."""
+    return (torch.arange(count * width).view(count, width) % 64 + 10 * rank).to(dtype)
+
+
 def rows_of_all(
-    group: Group, counts: Sequence[int], width: int, dtype: torch.dtype
+    group: Group, counts: Sequence[int], width: int, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gathered rows, whose numbers are `10 * rank` and more, and own rows of their sum over the ranks."""
-    own = torch.arange(counts[group.rank] * width).view(-1, width).to(dtype) + 10 * group.rank
+    """Returns the gathered rows, and own rows of their sum over the ranks, for `rows_of` each rank."""
+    own = rows_of(group.rank, counts[group.rank], width, dtype).to(device)
     gathered = group.gather_rows(own, counts)
-    return gathered, group.scatter_rows(gathered.clone(), counts)
+    return gathered.cpu(), group.scatter_rows(gathered.clone(), counts).cpu()
 
 
 def all_reduce_without(group: Group, rank: int) -> None:

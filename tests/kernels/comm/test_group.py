@@ -7,7 +7,7 @@ import torch
 
 from mla_router.worker.kernels.comm.group import Group
 from support import collectives
-from support.collectives import numbers
+from support.collectives import numbers, rows_of
 from support.ranks import Ranks, ranks
 
 SHAPES = [(), (1,), (5, 3), (0, 4), (300, 70)]
@@ -40,13 +40,11 @@ def test_all_gather_joins_in_the_order_of_the_ranks(shape: tuple[int, ...], dim:
 
 @pytest.mark.parametrize("counts", [(2, 2), (3, 0), (1, 5), (0, 0)])
 def test_rows_of_all_ranks(counts: tuple[int, int]) -> None:
-    """Exact: small integers."""
-    own = [torch.arange(3.0 * n).view(-1, 3) + 10 * rank for rank, n in enumerate(counts)]
-    for rank, (gathered, summed) in enumerate(
-        ranks(2).call(collectives.rows_of_all, counts, 3, torch.float32)
-    ):
+    own = [rows_of(rank, count, 3, torch.float32) for rank, count in enumerate(counts)]
+    results = ranks(2).call(collectives.rows_of_all, counts, 3, torch.float32)
+    for rows, (gathered, summed) in zip(own, results, strict=True):
         assert torch.equal(gathered, torch.cat(own))
-        assert torch.equal(summed, 2 * own[rank])
+        assert torch.equal(summed, 2 * rows)
 
 
 def test_one_rank_has_no_backend_and_gets_its_argument() -> None:
