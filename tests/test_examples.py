@@ -29,7 +29,7 @@ def run(name: str, *arguments: str, **environment: str) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")} | environment,
         capture_output=True,
         text=True,
-        timeout=processes.PATIENCE_S,
+        timeout=processes.EVENT_TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_a_router_stands_in_front_of_engines(server: Running) -> None:
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'python'}:{EXAMPLES}"},
         capture_output=True,
         text=True,
-        timeout=processes.PATIENCE_S,
+        timeout=processes.EVENT_TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import aiohttp
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DEADLINE_S = 30  # the router's deadline of a request
-PATIENCE = DEADLINE_S + 1.0  # a client without an end by then has lost its request
+CLIENT_TIMEOUT_S = DEADLINE_S + 1.0  # a client without an end by then has lost its request
 BODY_PAUSE_S = 3  # longest allowed pause in an upload
 ABORTS = 0.08  # share of clients that leave during the answer
 SLOW_READERS = 0.05
@@ -232,11 +232,13 @@ class Traffic:
         self.ends.sent += 1
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 end = await self.one(ask, expected, uploads_slowly=uploads_slowly)
         except TimeoutError:
             end = "lost"
-            self.ends.wrong.append(f"{ask.path} stream={ask.stream}: no end within {PATIENCE:g} s")
+            self.ends.wrong.append(
+                f"{ask.path} stream={ask.stream}: no end within {CLIENT_TIMEOUT_S:g} s"
+            )
         except (Wrong, aiohttp.ClientError, ValueError, KeyError) as error:
             end = "wrong"
             self.ends.wrong.append(f"{ask.path} stream={ask.stream}: {error!r}")

@@ -18,7 +18,7 @@ def test_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLA_ROUTER_API_KEY", KEY)
     port, base_port = processes.free_ports(2)
     flags = {"port": port, "router_dp_worker_base_port": base_port, "cpu_threads": 1}
-    flags |= {f"router_{name}": value for name, value in processes.PATIENT_ROUTER.items()}
+    flags |= {f"router_{name}": value for name, value in processes.LONG_ROUTER_TIMEOUTS.items()}
     argv = ["-m", "mla_router.launch_server", "--device=cpu", *processes.to_argv(flags)]
     with processes.running(argv, f"http://127.0.0.1:{port}", "/readiness") as server:
         url = server.url + "/v1"

@@ -178,7 +178,7 @@ def test_an_answer_can_be_stopped() -> None:
             await _until_answered(page, 1)
             notes = "[...document.querySelectorAll('#talk footer')].map((note) => note.innerText)"
             assert (await page.evaluate(notes))[-1] == "stopped"
-            async with asyncio.timeout(browser.PATIENCE_S):
+            async with asyncio.timeout(browser.EVENT_TIMEOUT_S):
                 await engine.left.wait()
 
     asyncio.run(check())

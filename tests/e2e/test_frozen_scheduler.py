@@ -73,7 +73,7 @@ async def freeze_in_the_middle(url: str) -> float:
             processes.wait_until, lambda: len(processes.healthy_workers(url)) == 2, "it is back"
         )
         # Trial requests may fail on a busy machine: the router then readmits the worker later.
-        deadline = time.monotonic() + processes.PATIENCE_S
+        deadline = time.monotonic() + processes.EVENT_TIMEOUT_S
         while len(await served_by(http, url)) < 2:
             assert time.monotonic() < deadline, "the worker gets no requests"
     return max(stream.longest_gap_s for stream in streams)

@@ -71,7 +71,7 @@ def test_router_from_python(two_workers: list[Running]) -> None:
 
     first, second = (worker.url for worker in two_workers)
     (port,) = processes.free_ports(1)
-    patient: Any = processes.PATIENT_ROUTER
+    patient: Any = processes.LONG_ROUTER_TIMEOUTS
     router = Router(RouterConfig(port=port, worker_urls=[first], **patient))
     router.start()
     try:

@@ -10,14 +10,14 @@ import pytest
 
 from mla_router.launch import process
 from mla_router.launch.process import MAX_LINE, Process, describe_exit
-from support.processes import PATIENCE_S, wait_until
+from support.processes import EVENT_TIMEOUT_S, wait_until
 from support.procfs import descendants
 
 
 @pytest.fixture(autouse=True)
 def a_patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long time for the output after a child's end, for a busy machine."""
-    monkeypatch.setattr(process, "OUTPUT_END_S", PATIENCE_S)
+    monkeypatch.setattr(process, "OUTPUT_END_S", EVENT_TIMEOUT_S)
 
 
 def run_child(program: str) -> tuple[int, list[str]]:
@@ -92,7 +92,7 @@ def test_stop_is_sigterm_first_and_sigkill_for_the_deaf() -> None:
         return await child.stop(grace_s)
 
     gentle = "import signal; print('here'); signal.pause()"
-    assert asyncio.run(stop(gentle, grace_s=PATIENCE_S)) == -signal.SIGTERM
+    assert asyncio.run(stop(gentle, grace_s=EVENT_TIMEOUT_S)) == -signal.SIGTERM
     assert asyncio.run(stop(DEAF, grace_s=0.1)) == -signal.SIGKILL
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import (
-    PATIENT_ROUTER,
+    LONG_ROUTER_TIMEOUTS,
     ROOT,
     Running,
     free_ports,
@@ -30,7 +30,7 @@ from support.procfs import listener
 
 FAKE_LAUNCHER = Path(__file__).with_name("fake_launcher.py")
 TWO = 2
-PATIENT = to_argv({f"router_{name}": value for name, value in PATIENT_ROUTER.items()})
+LONG_TIMEOUTS = to_argv({f"router_{name}": value for name, value in LONG_ROUTER_TIMEOUTS.items()})
 ENDLESS_DRAIN = "--router-shutdown-grace-period-secs=3600"
 
 
@@ -38,7 +38,14 @@ ENDLESS_DRAIN = "--router-shutdown-grace-period-secs=3600"
 def launched(folder: Path, *flags: str) -> Iterator[Running]:
     """A launcher with two fake workers in rotation. Their files are in `folder`."""
     (port,) = free_ports(1)
-    argv = [str(FAKE_LAUNCHER), str(folder), f"--dp-size={TWO}", f"--port={port}", *PATIENT, *flags]
+    argv = [
+        str(FAKE_LAUNCHER),
+        str(folder),
+        f"--dp-size={TWO}",
+        f"--port={port}",
+        *LONG_TIMEOUTS,
+        *flags,
+    ]
     with running(argv, f"http://127.0.0.1:{port}", None) as launcher:
         wait_until(lambda: "Ctrl-C stops" in launcher.output(), "the launcher is ready")
         assert len(launcher.tree()) == 2 * TWO  # each worker and its scheduler

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from support.processes import (
-    PATIENCE_S,
-    PATIENT_ROUTER,
+    EVENT_TIMEOUT_S,
+    LONG_ROUTER_TIMEOUTS,
     ROOT,
     free_ports,
     post_json,
@@ -55,7 +55,7 @@ def listening(process: subprocess.Popen[str]) -> str:
 
 def outcome(*argv: str) -> tuple[int, str, str]:
     with command(*argv) as process:
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+        stdout, stderr = process.communicate(timeout=EVENT_TIMEOUT_S)
         return process.returncode, stdout, stderr
 
 
@@ -85,7 +85,7 @@ def test_ctrl_c_stops_it_quietly() -> None:
         url = listening(process)
         assert status_of(f"{url}/liveness") == 200
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=PATIENCE_S)
+        _, stderr = process.communicate(timeout=EVENT_TIMEOUT_S)
         assert process.returncode == 0
         assert "Traceback" not in stderr
 
@@ -94,17 +94,17 @@ def test_sigterm_drains() -> None:
     with tiny_worker() as worker, ThreadPoolExecutor() as threads:
         urls = [f"--worker-urls={worker.url}", f"--worker-urls=http://127.0.0.1:{free_ports(1)[0]}"]
         flags = {"port": 0, "health_check_interval_secs": 0.05, "shutdown_grace_period_secs": 600}
-        with command(*to_argv(flags | PATIENT_ROUTER), *urls) as process:
+        with command(*to_argv(flags | LONG_ROUTER_TIMEOUTS), *urls) as process:
             url = listening(process)
             wait_until(lambda: status_of(f"{url}/readiness") == 200, "a healthy worker")
             worker.may_answer.clear()
             body = {"model": "m", "prompt": "Hi"}
             answer = threads.submit(post_json, f"{url}/v1/completions", body)
-            assert worker.asked.wait(PATIENCE_S)
+            assert worker.asked.wait(EVENT_TIMEOUT_S)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: status_of(f"{url}/readiness") == 503, "draining")
             with pytest.raises(urllib.error.HTTPError, match="503"):
                 post_json(f"{url}/v1/completions", body)
             worker.may_answer.set()
-            assert answer.result(PATIENCE_S)["from"] == worker.url
-            assert process.wait(PATIENCE_S) == 0
+            assert answer.result(EVENT_TIMEOUT_S)["from"] == worker.url
+            assert process.wait(EVENT_TIMEOUT_S) == 0

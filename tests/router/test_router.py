@@ -20,8 +20,8 @@ import pytest
 
 from mla_router import Router, RouterConfig, RouterError
 from support.processes import (
-    PATIENCE_S,
-    PATIENT_ROUTER,
+    EVENT_TIMEOUT_S,
+    LONG_ROUTER_TIMEOUTS,
     ROOT,
     get_json,
     post_json,
@@ -40,7 +40,7 @@ def worker() -> Iterator[TinyWorker]:
 def config(*workers: TinyWorker, **settings: Any) -> RouterConfig:
     urls = [worker.url for worker in workers]
     common: dict[str, Any] = {"port": 0, "health_check_interval_secs": 0.05, "log_level": "warn"}
-    return RouterConfig(worker_urls=urls, **common, **PATIENT_ROUTER, **settings)
+    return RouterConfig(worker_urls=urls, **common, **LONG_ROUTER_TIMEOUTS, **settings)
 
 
 def until_healthy(router: Router, count: int) -> None:
@@ -182,7 +182,7 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         assert status_of(f"{router.url}/readiness") == 200
         worker.may_answer.clear()
         answer = threads.submit(complete, router)
-        assert worker.asked.wait(PATIENCE_S)
+        assert worker.asked.wait(EVENT_TIMEOUT_S)
 
         assert router.drain(0.0) is False
         assert status_of(f"{router.url}/readiness") == 503
@@ -192,8 +192,8 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         # A thread that waits in Rust releases the GIL, or no other thread could end its wait.
         drained = threads.submit(router.drain, 60.0)
         worker.may_answer.set()
-        assert drained.result(PATIENCE_S) is True
-        assert answer.result(PATIENCE_S) == worker.url
+        assert drained.result(EVENT_TIMEOUT_S) is True
+        assert answer.result(EVENT_TIMEOUT_S) == worker.url
 
 
 def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> None:
@@ -257,9 +257,9 @@ def test_stop_ends_wait_in_other_threads() -> None:
     with ThreadPoolExecutor() as threads, uninterrupted_turns():
         events = [threading.Event() for _ in range(3)]
         waits = [threads.submit(wait, here) for here in events]
-        assert all(here.wait(PATIENCE_S) for here in events)
+        assert all(here.wait(EVENT_TIMEOUT_S) for here in events)
         router.stop()
-        assert [wait.result(PATIENCE_S) for wait in waits] == [None] * 3
+        assert [wait.result(EVENT_TIMEOUT_S) for wait in waits] == [None] * 3
 
 
 def test_stop_does_not_wait_longer_than_told(worker: TinyWorker) -> None:
@@ -267,10 +267,10 @@ def test_stop_does_not_wait_longer_than_told(worker: TinyWorker) -> None:
         until_healthy(router, 1)
         worker.may_answer.clear()
         answer = threads.submit(complete, router)
-        assert worker.asked.wait(PATIENCE_S)
+        assert worker.asked.wait(EVENT_TIMEOUT_S)
         router.stop(timeout_s=0.0)
         with pytest.raises(OSError):
-            answer.result(PATIENCE_S)
+            answer.result(EVENT_TIMEOUT_S)
 
 
 def test_ctrl_c_ends_wait_but_not_the_router() -> None:
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_wait_but_not_the_router() -> None:
         with uninterrupted_turns(), pytest.raises(KeyboardInterrupt):
             waiting.set()
             router.wait()
-        interrupted.result(PATIENCE_S)
+        interrupted.result(EVENT_TIMEOUT_S)
         assert status_of(f"{router.url}/liveness") == 200
 
 

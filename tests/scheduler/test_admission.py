@@ -7,7 +7,7 @@ import pytest
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import ToScheduler
-from mla_router.worker.scheduler.waiting import PATIENCE
+from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN
 from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate, run
 from support.stepped_scheduler import SteppedScheduler
@@ -58,7 +58,7 @@ def test_who_was_overtaken_too_often_does_not_wait_for_a_prefix() -> None:
     admission = stepped.scheduler.planner.admission
     assert [request.rid for request in admission.prefilling] == ["first"]
     assert admission.next_candidate() is None
-    stepped.scheduler.requests["second"].overtaken = PATIENCE
+    stepped.scheduler.requests["second"].overtaken = MAX_OVERTAKEN
     candidate = admission.next_candidate()
     assert candidate is not None
     assert candidate.request.rid == "second"

@@ -25,7 +25,7 @@ from mla_router.worker.messages import (
     scheduler_socket,
     server_socket,
 )
-from support.processes import PATIENCE_S
+from support.processes import EVENT_TIMEOUT_S
 from support.scripted_scheduler import generate
 
 SERVERS = 3
@@ -47,7 +47,9 @@ class Servers:
         self.outbox.send(msgspec.msgpack.encode(message))
 
     def receive(self, server: int) -> ToServer:
-        assert self.inboxes[server].poll(int(PATIENCE_S * 1000)), f"nothing came to server {server}"
+        assert self.inboxes[server].poll(int(EVENT_TIMEOUT_S * 1000)), (
+            f"nothing came to server {server}"
+        )
         return self.decoder.decode(self.inboxes[server].recv())
 
 
@@ -60,7 +62,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     try:
         yield servers
         servers.send(Shutdown())
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(EVENT_TIMEOUT_S) == 0
     finally:
         process.kill()
         process.wait()

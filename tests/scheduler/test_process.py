@@ -26,7 +26,7 @@ from mla_router.worker.messages import (
     scheduler_socket,
     server_socket,
 )
-from support.processes import PATIENCE_S
+from support.processes import EVENT_TIMEOUT_S
 from support.scripted_scheduler import generate
 
 
@@ -47,7 +47,7 @@ class Server:
         self.outbox.send(msgspec.msgpack.encode(message))
 
     def receive(self) -> ToServer:
-        assert self.inbox.poll(int(PATIENCE_S * 1000)), "nothing came from the scheduler"
+        assert self.inbox.poll(int(EVENT_TIMEOUT_S * 1000)), "nothing came from the scheduler"
         return self.decoder.decode(self.inbox.recv())
 
     def run(self, request: Generate) -> list[int]:
@@ -83,7 +83,7 @@ def server() -> Iterator[Server]:
         try:
             yield server
             server.send(Shutdown())
-            assert server.process.wait(PATIENCE_S) == 0
+            assert server.process.wait(EVENT_TIMEOUT_S) == 0
         finally:
             server.close()
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.request import Request, State
-from mla_router.worker.scheduler.waiting import PATIENCE, WINDOW, WaitingQueue
+from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN, WINDOW, WaitingQueue
 from support.scripted_scheduler import generate, run
 
 SAMPLING = generate("", [], 4).sampling
@@ -103,8 +103,8 @@ def test_overtaking_has_a_bound(ahead: int, steps: list[int]) -> None:
             break
         overtaken += sum(r.arrival > patient.arrival for r in admitted)
     assert overtaken == patient.overtaken
-    assert overtaken < PATIENCE + WINDOW
-    assert patient in admitted or sum(steps) <= ahead + PATIENCE + WINDOW
+    assert overtaken < MAX_OVERTAKEN + WINDOW
+    assert patient in admitted or sum(steps) <= ahead + MAX_OVERTAKEN + WINDOW
 
 
 def test_in_a_scheduler_a_warm_prefix_overtakes_and_is_overtaken_in_the_end() -> None:
@@ -116,4 +116,4 @@ def test_in_a_scheduler_a_warm_prefix_overtakes_and_is_overtaken_in_the_end() ->
     outcome = run(script)
     started = list(outcome.channel.deltas())
     place = started.index("cold")
-    assert 1 + PATIENCE <= place < 1 + PATIENCE + WINDOW
+    assert 1 + MAX_OVERTAKEN <= place < 1 + MAX_OVERTAKEN + WINDOW

@@ -5,7 +5,8 @@
             with compiling_for(limits):
                 rms_norm_triton(...)
 
-The function `launches` that `sm90.py` compiles may call launchers this way. They choose their tilings by the limits.
+The function `launches`, which `sm90.py` compiles, may call launchers in this way. They choose their tilings by the
+limits.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ BINARY = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
-PATIENCE_S = 60.0
+EVENT_TIMEOUT_S = 60.0
 
 
 class Page:
@@ -35,7 +35,7 @@ class Page:
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": params})
         while True:
-            answer = await self._socket.receive_json(timeout=PATIENCE_S)
+            answer = await self._socket.receive_json(timeout=EVENT_TIMEOUT_S)
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return answer["result"]
@@ -49,7 +49,7 @@ class Page:
         loads = self._loads
         await self.command(method, **params)
         while self._loads == loads:
-            self._listen(await self._socket.receive_json(timeout=PATIENCE_S))
+            self._listen(await self._socket.receive_json(timeout=EVENT_TIMEOUT_S))
 
     def _listen(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
@@ -68,7 +68,7 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Returns the first true value of `script` on the page."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
             while not (value := await self.evaluate(script)):
                 await asyncio.sleep(0.1)
             return value
@@ -117,7 +117,7 @@ async def page(width: int = 1440, height: int = 900, phone: bool = False) -> Asy
         )
         try:
             assert browser.stderr is not None
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(EVENT_TIMEOUT_S):
                 async for line in browser.stderr:
                     if line.startswith(b"DevTools listening on "):
                         break

@@ -13,9 +13,9 @@ from support.paged_cache import PagedCache
 def check_captured(
     paged: PagedCache, step: Callable[[], Tensor], expected: Callable[[PagedCache], Tensor]
 ) -> None:
-    """Captures `step`, which returns a row for each request of `paged`, while all lengths are 1. Replays it with all
-    requests, and with three requests and padding (length 1 on page 0). Compares with `expected`, which returns the
-    rows of the requests that it is given."""
+    """Captures `step`, which returns a row for each request of `paged`, while all lengths are 1. Replays the graph with all
+    requests, and with three requests and padding (length 1 on page 0). Compares with `expected`, which returns the rows of
+    the given requests."""
     lengths, slots = paged.lengths.clone(), paged.slots.clone()
     paged.lengths.fill_(1)
     replay, out = captured(step)

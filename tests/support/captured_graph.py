@@ -45,7 +45,7 @@ class Graph:
 
 
 def unsettled(graph: Graph, readers: Iterable[str], writers: Iterable[str]) -> list[str]:
-    """Returns a text for each breach of the rule of settled arguments (`pdl.py`).
+    """Returns a message for each violation of the rule for settled arguments (`pdl.py`).
 
     A reader may start while those kernels run that lead to it by programmatic edges alone. The first of them started
     after all before it had ended: these must be all writers, and the look-up of rotations, which is torch's.

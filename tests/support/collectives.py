@@ -13,7 +13,7 @@ from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
 
 
 def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns the argument of `rank`: other numbers on each."""
+    """Returns the argument of `rank`: each rank has other numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 

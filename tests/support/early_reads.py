@@ -96,7 +96,7 @@ def _reads(opcode: str) -> bool:
 
 
 def _origins(steps: Sequence[Step], pointers: Mapping[str, int]) -> Mapping[str, set[int]]:
-    """Parameters that each register comes from."""
+    """Returns the parameters from which each register comes."""
     origins: dict[str, set[int]] = defaultdict(set)
     grown = True
     while grown:
@@ -126,7 +126,7 @@ def _steps(body: str) -> Iterator[Step]:
 
 
 def _first(operands: str) -> str:
-    """Up to the first comma that is in no braces."""
+    """Returns the operands up to the first comma outside of braces."""
     depth = 0
     for place, character in enumerate(operands):
         depth += (character in "{[") - (character in "}]")
@@ -136,8 +136,8 @@ def _first(operands: str) -> str:
 
 
 def parameter_names(source: Any) -> list[str]:
-    """What a kernel's parameters are called, in their order; fields of a NamedTuple behind its name and a dot. A
-    tensor descriptor is a parameter itself, and its shape and strides are others."""
+    """Returns the names of a kernel's parameters, in order. A field of a NamedTuple has the name of the tuple and a dot before
+    its own. A tensor descriptor is one parameter, and its shape and strides are further ones."""
     names: list[str] = []
     for name in source.fn.arg_names:
         names += _leaves(name, source.signature[name])

@@ -28,7 +28,7 @@ WRONG = -7  # the token of a draft that is not accepted
 
 
 def next_token(history: list[int], seed: int, allowed: Sequence[int] = range(VOCAB)) -> int:
-    """The model: the next token is a hash of all tokens before it."""
+    """Returns the next token of the model: a hash of all earlier tokens."""
     state = seed + 17
     for token in history:
         state = (state * 1103515245 + token + 12345) % (1 << 31)

@@ -128,12 +128,12 @@ class FakeScheduler:
                 message = decoder.decode(self.inbox.recv())
                 if isinstance(message, Shutdown):
                     return
-                self.hear(message)
+                self.receive(message)
                 busy = True
             if self.requests:
                 self.step()
 
-    def hear(self, message: ToScheduler) -> None:
+    def receive(self, message: ToScheduler) -> None:
         with self.record.open("ab") as file:
             file.write(msgspec.json.encode(message) + b"\n")
         if isinstance(message, Generate):

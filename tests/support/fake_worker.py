@@ -41,7 +41,7 @@ class FakeWorker:
     def url(self) -> str:
         return self.running.url
 
-    def heard(self, kind: str) -> list[list[Any]]:
+    def received(self, kind: str) -> list[list[Any]]:
         """Returns the received messages of this kind, each as a list of its fields."""
         messages = [json.loads(line) for line in self._lines()]
         return [message[1:] for message in messages if message[0] == kind]
@@ -63,7 +63,7 @@ class FakeWorker:
         file.write_text(text)
         return script(say_from=file.name, **fields)
 
-    def wait_heard(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
+    def wait_for(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
         wait_until(lambda: condition(self), what)
 
 
@@ -79,7 +79,7 @@ def fake_worker(
     """Starts a worker. `extra`: flags as on the command line."""
     (port,) = processes.free_ports(1)
     with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
-        record = Path(folder) / "heard"
+        record = Path(folder) / "received"
         values = {"port": port, "tokenizer_worker_num": 1} | flags
         entry = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), str(FAKE_RANK)]
         argv = [*entry, *processes.to_argv(values), *extra]

@@ -1,7 +1,6 @@
 """Runs a model on `ForwardBatch`es as the engine does, with simple bookkeeping in Python.
 
-Pages are allocated in random order, and unwritten memory is NaN: a kernel that reads a row of another request is
-noticed.
+Pages are allocated in random order, and unwritten memory is NaN, so that a kernel which reads a wrong row is detected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""An engine on a GPU that need not exist: it launches the kernels of an H200, and Triton reports them.
+"""An engine for an H200 on a machine without a GPU: it launches the kernels, and Triton reports them without running them.
 
-Its tensors are torch's `meta` tensors, which have shapes but no memory, and claim to be on a GPU. Their addresses count
-as offsets within a tensor only. It is for processes without Triton's interpreter that do
-nothing else.
+Its tensors are torch's `meta` tensors, which have shapes but no memory, and claim to be on a GPU. Their addresses
+count as offsets within a tensor only. Use it in processes without Triton's interpreter, and for nothing else.
 """
 
 from __future__ import annotations

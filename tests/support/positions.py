@@ -1,4 +1,4 @@
-"""A rank of a group that does not communicate: enough to load its part of a model."""
+"""A rank of a group without communication. It is enough to load one rank's part of a model."""
 
 from __future__ import annotations
 

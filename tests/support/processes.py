@@ -30,11 +30,11 @@ from support.procfs import Pid, descendants
 Flag = str | int | float | bool | Path | None
 
 ROOT = Path(__file__).resolve().parents[2]
-# An awaited event that is later than this never comes, even on a busy machine.
-PATIENCE_S = 90.0
+# Time limit for an awaited event. It is long, because the machine may be busy.
+EVENT_TIMEOUT_S = 90.0
 # The router's limits that find hanging workers. In these tests no worker hangs, but any process
 # may wait for seconds. Dead workers are found at once by their closed connections.
-PATIENT_ROUTER: dict[str, Flag] = {
+LONG_ROUTER_TIMEOUTS: dict[str, Flag] = {
     "health_check_timeout_secs": 60,
     "first_token_timeout_secs": 300,
     "inter_token_timeout_secs": 300,
@@ -49,28 +49,28 @@ T = TypeVar("T")
 
 def wait_until(condition: Callable[[], T | None], what: str) -> T:
     """Returns the first true value of `condition`, which is called every 50 ms."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + EVENT_TIMEOUT_S
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {PATIENCE_S:g} s")
+            raise TimeoutError(f"{what}: not within {EVENT_TIMEOUT_S:g} s")
         time.sleep(0.05)
     return value
 
 
 def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(url, timeout=EVENT_TIMEOUT_S) as response:
         return json.load(response)
 
 
 def post_json(url: str, body: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(request, timeout=EVENT_TIMEOUT_S) as response:
         text = response.read()
     return json.loads(text) if text else None
 
 
-def status_of(url: str, timeout: float = PATIENCE_S) -> int:
+def status_of(url: str, timeout: float = EVENT_TIMEOUT_S) -> int:
     """Returns the HTTP status of a GET; 0 without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
@@ -227,7 +227,7 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
         "router_dp_worker_base_port": base_port,
         "device": "cpu",
         "cpu_threads": 1,
-        **{f"router_{name}": value for name, value in PATIENT_ROUTER.items()},
+        **{f"router_{name}": value for name, value in LONG_ROUTER_TIMEOUTS.items()},
     } | flags
     argv = ["-m", "mla_router.launch_server", *to_argv(values)]
     with running(argv, f"http://127.0.0.1:{port}", "/readiness") as started:
@@ -242,7 +242,11 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
 def router(worker_urls: list[str], **flags: Flag) -> Iterator[Running]:
     """Starts a router in front of running workers."""
     (port,) = free_ports(1)
-    argv = ["-m", "mla_router.launch_router", *to_argv({"port": port} | PATIENT_ROUTER | flags)]
+    argv = [
+        "-m",
+        "mla_router.launch_router",
+        *to_argv({"port": port} | LONG_ROUTER_TIMEOUTS | flags),
+    ]
     argv += ["--worker-urls", *worker_urls]
     with running(argv, f"http://127.0.0.1:{port}", "/readiness") as started:
         yield started

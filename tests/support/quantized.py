@@ -55,7 +55,7 @@ def rounded(x: Tensor, dtype: torch.dtype, group: int = 128) -> Tensor:
 
 
 def weight_only(model: CausalLM) -> CausalLM:
-    """Returns `model`, whose products no longer quantize activations, to compare its weights with plain ones."""
+    """Stops the products of `model` from quantizing activations, to compare its weights with plain ones. Returns `model`."""
     for layer in model.modules():
         if isinstance(layer, Linear) and isinstance(layer.format, BlockScaled):
             layer.format = replace(layer.format, weight_only=True)

@@ -1,4 +1,4 @@
-"""Random configs: each size and rule of a tiny model is drawn from a seed."""
+"""Random configs: a seed determines each size and rule of a tiny model."""
 
 from __future__ import annotations
 

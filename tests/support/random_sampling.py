@@ -22,7 +22,7 @@ def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -
     biased = {rng.randrange(1, vocab_size) for _ in range(5)}
     bias = [(token, rng.choice([-100.0, -1.5, 2.5, 100.0])) for token in biased]
     stop_token_ids = frozenset(token() for _ in range(rng.choice([0, 1, 20])))
-    # At least one token that is no stop token, or min_tokens might leave none.
+    # At least one token that is not a stop token; otherwise min_tokens might leave no token.
     allowed = {token() for _ in range(30)} | {min(set(range(30)) - stop_token_ids)}
     return SamplingParams(
         max_tokens=max_tokens,

@@ -49,7 +49,7 @@ class RecordingEngine(CheckedEngine):
 def engine_of_rank(
     groups: Groups, folder: Path, capacity: Capacity, *, expert_parts: int = 1, **how: Any
 ) -> RecordingEngine:
-    """`how`: further arguments of `load_model`."""
+    """Returns the engine of one rank. `how`: further arguments of `load_model`."""
     model = load_model(
         folder, device=CPU, dtype=torch.float32, groups=groups, expert_parts=expert_parts, **how
     )
@@ -75,7 +75,7 @@ def repeat(
 
 
 def pages_with(group: Group, tokens: Sequence[int]) -> int:
-    """Returns the number of pages if each rank has room for another number of tokens."""
+    """Returns the number of pages if each rank has room for a different number of tokens."""
     config = WorkerConfig(max_total_tokens=tokens[group.rank], page_size=16)
     model = read_config(config.folder)
     return plan_capacity(config, model, torch.float32, CPU, group=group).num_pages

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from mla_router.worker.kernels.comm.group import Group
-from support.processes import PATIENCE_S
+from support.processes import EVENT_TIMEOUT_S
 
 
 class Ranks:
@@ -57,7 +57,7 @@ class Ranks:
 
     def _answer(self, rank: int) -> Any:
         pipe = self._pipes[rank]
-        assert pipe.poll(PATIENCE_S), f"rank {rank} does not answer"
+        assert pipe.poll(EVENT_TIMEOUT_S), f"rank {rank} does not answer"
         try:
             result, error = pipe.recv()
         except EOFError:
@@ -102,7 +102,7 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
     if device_type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    group = Group.join(rank, size, store, device, timeout_s=2 * PATIENCE_S)
+    group = Group.join(rank, size, store, device, timeout_s=2 * EVENT_TIMEOUT_S)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()

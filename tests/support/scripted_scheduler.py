@@ -47,7 +47,7 @@ class ScriptedChannel:
         self.now += 1
         if timeout_s > 0 and not messages and not self.is_idle():
             time.sleep(timeout_s)  # a grammar compiles
-        elif timeout_s > 0 and not messages:  # idle: nothing would happen until the next message
+        elif timeout_s > 0 and not messages:  # idle: the scheduler waits for the next message
             if not self.script:
                 return [Shutdown()]
             self.now = min(self.script)

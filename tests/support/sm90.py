@@ -33,7 +33,8 @@ from support.compiler_process import compiler_process
 from support.early_reads import UNKNOWN, Order, order, parameter_names
 
 MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
-# Of a multiprocessor. Registers are allocated in multiples of eight, and a block takes 1 KiB beside its own memory.
+# Limits of a multiprocessor. Registers are allocated in multiples of eight, and a block takes 1 KiB in addition to its
+# own memory.
 REGISTERS, SHARED_BYTES = 65_536, 228 << 10
 
 
@@ -67,13 +68,13 @@ class Report:
         self.check_order()
 
     def check_resident(self, programs: int) -> None:
-        """Raises AssertionError if not that many programs fit one multiprocessor at a time."""
+        """Raises AssertionError if fewer than `programs` programs fit into one multiprocessor at a time."""
         threads = 32 * self.num_warps * programs
         assert threads * -(-self.registers // 8) * 8 <= REGISTERS, self
         assert (self.shared_bytes + 1024) * programs <= SHARED_BYTES, self
 
     def check_order(self) -> None:
-        """The part of `check` that holds for kernels with spills as well."""
+        """Raises AssertionError for violations of the launch order. Unlike `check`, it also accepts kernels with spills."""
         if self.starts_early:
             assert self.waits, f"does not wait for the last: {self}"
             undeclared = set(self.reads_early) - set(self.may_read_early)
@@ -83,7 +84,7 @@ class Report:
 
 
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
-    """Return one report for each specialization of a kernel that `launches` launches, in their order.
+    """Returns one report for each specialization of a kernel that `launches` launches, in their order.
 
     Raises CompilationFailed if `launches` raises.
     """
@@ -102,7 +103,7 @@ class NoDevice:
 
     @staticmethod
     def launcher_cls(source: Any, metadata: Any) -> None:
-        """Nothing is launched."""
+        """Replaces the launcher: compiled kernels are not launched."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from support.processes import PATIENCE_S
+from support.processes import EVENT_TIMEOUT_S
 
 
 @dataclass
@@ -33,7 +33,7 @@ def tiny_worker() -> Iterator[TinyWorker]:
         def do_POST(self) -> None:
             worker.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             worker.asked.set()
-            worker.may_answer.wait(timeout=PATIENCE_S)
+            worker.may_answer.wait(timeout=EVENT_TIMEOUT_S)
             self._answer({"choices": [], "from": worker.url})
 
         def _answer(self, body: dict[str, object]) -> None:

@@ -53,7 +53,7 @@ class WorkerLost(Exception):
 
 
 class GrammarWorker:
-    """Orders the process from the fork server, sends it requests, and receives the answers in order."""
+    """Requests a process from the fork server, sends requests to this process, and receives the answers in order."""
 
     def __init__(
         self,

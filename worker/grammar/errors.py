@@ -13,7 +13,7 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why a request gets no masks, or no more of them."""
+    """The reason why a request gets no masks, or no further masks."""
 
     reason: str  # for the client
     is_of_grammar: bool = True  # False: the fault of this worker; another one may serve the request

@@ -131,8 +131,8 @@ def run(
 
 
 class _WorkerForks:
-    """Forks and reaps grammar workers. It keeps each worker's end of the socket, to report the exit status there: only
-    the parent receives it."""
+    """Forks and reaps grammar workers. It keeps each worker's end of the socket, and reports the exit status there, because
+    only the parent process receives the status."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
         self._control = control

@@ -2,7 +2,7 @@ r"""Rewrites the regular expressions of a schema, so that xgrammar's strings are
 
 A `pattern` of a schema restricts the value of a string, but a grammar restricts its JSON text. xgrammar does not
 always distinguish the two: in expressions with a quote, a backslash or a letter beyond ASCII it allows characters that
-JSON must escape. So this module writes such a character in escaped form where it is alone, and removes it from
+JSON must escape. So this module writes such a character in escaped form if it stands alone, and removes it from
 character classes. The result may exclude valid strings, but it allows no invalid ones.
 
 xgrammar also reads `(ab+)?` as `(a?b+)?`, but reads `(ab+){0,1}` correctly. It ignores lookaheads, so they are refused.

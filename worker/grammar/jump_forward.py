@@ -15,8 +15,8 @@ from mla_router.worker.grammar.protocol import RUN_TOKENS
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Matcher
 
-# A run of n tokens saves n - 1 decode steps, but makes one step more expensive. For texts of two tokens the model is
-# also most likely to choose another tokenization.
+# A run of n tokens saves n - 1 decode steps, but makes one step more expensive. Besides, for texts of two tokens the
+# model most often prefers another tokenization.
 MIN_RUN = 3
 WINDOW = 16 * RUN_TOKENS  # characters that are tokenized at once
 

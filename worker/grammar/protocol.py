@@ -35,14 +35,14 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(Frame, frozen=True):
-    """Opens request `key`, or feeds it more: `tokens` are the next of its earlier output."""
+    """Opens request `key`, or continues to open it. `tokens` are the next tokens of its earlier output."""
 
     key: int
     tokens: list[int]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """The request for a mask: the tokens that `key` may draw after `tokens`, written to row `row` of the memory."""
+    """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the memory."""
 
     key: int
     row: int
@@ -81,15 +81,15 @@ class Opened(Frame, frozen=True):
 
 
 class Filled(Frame, frozen=True):
-    """Answers `Fill`. `strays` have been given tokens that the grammar does not allow. `runs`: where
-    the grammar allows one text alone for a while, its tokens by key; the mask allows the first."""
+    """Answers `Fill`. `strays`: keys whose tokens the grammar does not allow. `runs`: forced tokens by key, for rows where
+    the grammar allows only one text; the mask allows only the first of them."""
 
     strays: list[int] = []
     runs: dict[int, list[int]] = {}
 
 
 class Ended(Frame, frozen=True):
-    """The process has ended by itself or was killed. The fork server says so, on the socket of that process."""
+    """The process has ended by itself or was killed. The fork server sends this frame, on the socket of that process."""
 
     status: int  # 0 and more: the exit status; less: the number of the signal, negated
 

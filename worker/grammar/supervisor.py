@@ -140,8 +140,8 @@ def _keep(settings: Settings, parent_pid: int) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:
             return
-        # The next fork server loads at the next grammar, so one that cannot load does not restart for ever. The pause
-        # is for one that dies before it waits for a grammar.
+        # The next fork server loads when the next grammar arrives. So a fork server that cannot load is not restarted
+        # for ever. The pause limits the restarts of a fork server that dies before it waits for a grammar.
         logger.error(
             "the grammar fork server has ended with status %d; starting another one", status
         )

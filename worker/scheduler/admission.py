@@ -12,11 +12,11 @@ from mla_router.worker.scheduler.prefill_budget import ChunkBudget, PrefillBudge
 from mla_router.worker.scheduler.radix_cache import Node
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step_time import StepTimeModel, TokenBudget
-from mla_router.worker.scheduler.waiting import PATIENCE, WaitingQueue
+from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN, WaitingQueue
 
 # A request waits for the prefill of another one if they share at least this many uncached tokens.
 _SHARED_TOKENS = 32
-# Requests that pass a request which waits for memory together have one part in so many of all pages.
+# Requests may overtake a request that waits for memory, with at most 1/_PASSING_PART of all pages together.
 _PASSING_PART = 8
 
 
@@ -156,7 +156,7 @@ class Admission:
         for request in self.waiting.candidates(self.memory.cached_tokens):
             node, pages = self.memory.find_prefix(request)
             start = self._next_tokens(request, len(pages))
-            if start not in starts or request.overtaken >= PATIENCE:
+            if start not in starts or request.overtaken >= MAX_OVERTAKEN:
                 yield Candidate(request, node, pages)
                 starts.add(start)
 
@@ -172,7 +172,7 @@ class Admission:
     def _precedence(self, candidate: Candidate) -> int:
         """Returns the size class up to which requests in prefill go before this candidate."""
         request = candidate.request
-        if request.has_started_answer or request.overtaken >= PATIENCE:
+        if request.has_started_answer or request.overtaken >= MAX_OVERTAKEN:
             return -1
         return size_class(len(request.context) - len(candidate.pages) * self.memory.page_size)
 

@@ -16,7 +16,7 @@ from mla_router.worker.scheduler.request import Request, State
 _START = 0.7
 _LEAST = 0.14  # of the start
 _STEPS_TO_LEAST = 600
-# More remaining tokens than these are not counted: a request is then as likely to end as to go on.
+# Most remaining tokens that are counted. Beyond this number a request is as likely to end as to go on.
 _HORIZON = 4096
 # Steps for which the other requests can run after a retraction, if none of them ends.
 _HEADROOM = 20
@@ -48,7 +48,7 @@ class OutputEstimate:
         self.ratio = max(self._least, self.ratio - (self._start - self._least) / _STEPS_TO_LEAST)
 
     def idle(self) -> None:
-        """Resets the ratio: the next requests may be of another kind."""
+        """Resets the ratio, because the next requests may be different."""
         self.ratio = self._start
 
     def learn(self, running: Collection[Request]) -> None:

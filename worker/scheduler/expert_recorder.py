@@ -45,7 +45,7 @@ class ExpertRecorder:
         return cls(load, Path(folder) if folder else None, f"worker-{config.port}")
 
     def balancedness(self) -> float:
-        """Returns that of the last second or so; 0: not known."""
+        """Returns the balancedness of the last second or so; 0 if it is not known."""
         return 0.0 if self._load is None else self._load.balancedness()
 
     def answer(self, message: RecordExperts) -> Recorded:

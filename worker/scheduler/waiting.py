@@ -8,11 +8,11 @@ later.
 One step looks at a window of requests only: the oldest of each size class. So it finds a short request behind any number
 of long ones.
 
-No request starves under lpm. A request in the window that was overtaken `PATIENCE` times goes before all others that
-were not, and in one step at most the rest of the window overtakes it. So fewer than PATIENCE + WINDOW later requests of
-its priority are admitted before it, unless it waits for memory: requests that pass it then use memory on which it does
-not count (`admission.py`). Every size class has places in the window, so the oldest requests of each class are always in
-it, and those behind them move up.
+No request starves under lpm. A request in the window that was overtaken `MAX_OVERTAKEN` times goes before all requests
+that were overtaken less often, and in one step at most the rest of the window overtakes it. So fewer than
+MAX_OVERTAKEN + WINDOW later requests of its priority are admitted before it. The exception is a request that waits for
+memory: others then overtake it with memory that it does not need (`admission.py`). Every size class has places in the
+window, so the oldest requests of each class are always in the window, and the next ones move up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from itertools import islice
 from mla_router.worker.scheduler.prefill_budget import size_class
 from mla_router.worker.scheduler.request import Request
 
-# Requests that one step looks at.
+# The number of requests that one step looks at.
 WINDOW = 64
-PATIENCE = 64
+MAX_OVERTAKEN = 64
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class WaitingQueue:
         def rank(request: Request) -> tuple[int, int, int, int]:
             if request.has_started_answer:
                 return -request.priority, 0, 0, 0
-            if request.overtaken >= PATIENCE:
+            if request.overtaken >= MAX_OVERTAKEN:
                 return -request.priority, 1, 0, 0
             cached = cached_tokens(request)
             left = max(1, len(request.context) - cached)

@@ -96,7 +96,7 @@ async def authentication(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def content_type(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses bodies that are not JSON: a foreign web page can make a browser post plain text, but not JSON."""
+    """Refuses bodies that are not JSON: foreign web pages can post plain text from a browser, but not JSON."""
     if request.can_read_body and "Content-Type" in request.headers:
         kind = request.content_type
         if kind != "application/json" and not kind.endswith("+json"):
@@ -116,7 +116,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     state = request.app[STATE]
     response.headers["x-mla-worker"] = state.config.name
     if (reading := state.reading()) is not None:
-        # Several routers in front of one worker learn each other's load from it.
+        # From this number a router learns the load that other routers put on this worker.
         response.headers["x-mla-requests"] = str(reading.stats.running + reading.stats.waiting)
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]

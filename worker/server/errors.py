@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-# The code of errors after the loss of the engine. The request itself is fine: a router sends it to another worker, or
+# The code of errors after the loss of the engine. The request itself is valid: a router sends it to another worker, or
 # continues its stream there. Before the first byte the error has status 503; later it is the last event of the stream.
 ENGINE_DIED = "engine_died"
 

@@ -112,7 +112,7 @@ class NamedRequests:
         self._here.add(names, replace=replace)
         if replace or len(names.own) == 1:
             return  # a single name is a random id of this process
-            # Added here before the other processes are asked: of two simultaneous requests at most one succeeds.
+            # Added before the other processes are asked, so that of two simultaneous requests at most one succeeds.
         try:
             if any(await self._peers.ask_all(HasName(list(names.own)))):
                 raise name_is_taken()

@@ -30,11 +30,11 @@ def refusal(worker: FakeWorker, path: str, body: dict[str, Any]) -> dict[str, An
 def test_refusals_of_the_scheduler(worker: FakeWorker) -> None:
     for path in ("/start_profile", "/stop_profile"):
         assert refusal(worker, path, {})["message"] == "No profile: this scheduler is a fake"
-    assert worker.heard("StartProfile")[-1][1] == 100
+    assert worker.received("StartProfile")[-1][1] == 100
     for action in ("start", "stop", "dump"):
         error = refusal(worker, f"/{action}_expert_distribution_record", {})
         assert error["message"] == "No record: this scheduler is a fake"
-        assert worker.heard("RecordExperts")[-1][1] == action
+        assert worker.received("RecordExperts")[-1][1] == action
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1001, 10**30, "5", 1.5])

@@ -268,7 +268,7 @@ def test_one_failing_prompt_ends_the_batch(worker: FakeWorker, client: openai.Op
 
     def aborted(worker: FakeWorker) -> bool:
         others = [asked.rid for asked in worker.generates()[before:] if len(asked.prompt) == 2]
-        aborts = worker.heard("Abort")
+        aborts = worker.received("Abort")
         return len(others) == 2 and all(aborts.count([rid]) == 1 for rid in others)
 
-    worker.wait_heard(aborted, "the other two are aborted")
+    worker.wait_for(aborted, "the other two are aborted")

@@ -27,6 +27,7 @@ STATS = {
     "generated_tokens",
     "retracted",
     "compiling",
+    "expert_balancedness",
 }
 
 
@@ -96,11 +97,11 @@ def test_models(worker: FakeWorker) -> None:
 
 
 def test_flush_cache(worker: FakeWorker) -> None:
-    before = len(worker.heard("FlushCache"))
+    before = len(worker.received("FlushCache"))
     answer = post_json(worker.url + "/flush_cache", {})
     assert answer["success"] is True
     assert set(answer["scheduler"]) == STATS
-    assert len(worker.heard("FlushCache")) == before + 1
+    assert len(worker.received("FlushCache")) == before + 1
 
 
 def test_a_stuck_scheduler_is_not_healthy() -> None:

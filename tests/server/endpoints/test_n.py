@@ -128,9 +128,9 @@ def test_more_than_there_may_be(worker: FakeWorker) -> None:
             error: dict[str, Any] = (await answer.json())["error"]
             return error
 
-    asked = len(worker.heard("Generate"))
+    asked = len(worker.received("Generate"))
     assert asyncio.run(refused())["param"] == "n"
-    assert len(worker.heard("Generate")) == asked
+    assert len(worker.received("Generate")) == asked
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

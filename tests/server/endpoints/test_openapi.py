@@ -21,7 +21,7 @@ from mla_router.worker.server.endpoints.openapi import document
 from mla_router.worker.server.routes import ROUTES
 from mla_router.worker.server.state import ServerState
 from support.fake_worker import FakeWorker
-from support.processes import PATIENCE_S, get_json
+from support.processes import EVENT_TIMEOUT_S, get_json
 
 # Without the check that every fitting body is accepted: the types do not contain all limits.
 PROMISES = [not_a_server_error, content_type_conformance, response_schema_conformance]
@@ -43,7 +43,7 @@ def test_random_requests(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
     case = data.draw(operation.as_strategy())
-    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=PATIENCE_S)
+    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=EVENT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("operation", FIXED, ids=lambda operation: operation.label)
@@ -54,7 +54,7 @@ def test_requests_without_parameters(
 ) -> None:
     """There is little to draw."""
     case = data.draw(operation.as_strategy())
-    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=PATIENCE_S)
+    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=EVENT_TIMEOUT_S)
 
 
 def test_every_route_is_described(worker: FakeWorker) -> None:

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from mla_router.worker.server.http.sse import HOLE, TextEvent, event
+from mla_router.worker.server.http.sse import PLACEHOLDER, TextEvent, event
 
 
 class Body(msgspec.Struct):
@@ -31,7 +31,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_text_alone_changes(text: str) -> None:
-    made = TextEvent(Body("a\\u0000b", ["x", HOLE])).of(text)
+    made = TextEvent(Body("a\\u0000b", ["x", PLACEHOLDER])).of(text)
     assert made == event(Body("a\\u0000b", ["x", text]))
     assert made.startswith(b"data: ")
     assert made.endswith(b"\n\n")
@@ -41,13 +41,13 @@ def test_the_text_alone_changes(text: str) -> None:
 
 
 def test_marks_go_before_it() -> None:
-    made = TextEvent(Body("a", [HOLE])).of("b", b":mla 0 1,2\n")
+    made = TextEvent(Body("a", [PLACEHOLDER])).of("b", b":mla 0 1,2\n")
     assert made == b':mla 0 1,2\ndata: {"id":"a","texts":["b"],"end":null}\n\n'
 
 
 def test_many_texts_of_one() -> None:
     rng = random.Random(0)
-    template = TextEvent(Body("a", [HOLE]))
+    template = TextEvent(Body("a", [PLACEHOLDER]))
     for _ in range(2000):
         text = "".join(
             chr(rng.choice([rng.randrange(0x80), rng.randrange(0xD800)])) for _ in range(9)

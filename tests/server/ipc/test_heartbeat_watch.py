@@ -42,7 +42,7 @@ class Watched:
         self.doing = doing
         for _ in range(round(seconds / every)):
             self.now += every
-            self.watch.look(self.now)
+            self.watch.check(self.now)
         return self.watch.is_frozen
 
 
@@ -114,7 +114,7 @@ def test_a_real_process_that_spins_is_found() -> None:
         watch = HeartbeatWatch(heartbeat)
 
         def is_found() -> bool:
-            watch.look(time.monotonic())
+            watch.check(time.monotonic())
             return watch.is_frozen
 
         wait_until(is_found, "it is found")

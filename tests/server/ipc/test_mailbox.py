@@ -12,7 +12,7 @@ from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox, make_mailbox
 from support.fake_worker import fake_worker, script
-from support.processes import PATIENCE_S
+from support.processes import EVENT_TIMEOUT_S
 
 TOKENS = list(range(300, 311))
 
@@ -82,7 +82,7 @@ def streamed(url: str, **fields: Any) -> tuple[list[int], list[Any], str]:
     }  # fmt: skip
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(request, timeout=EVENT_TIMEOUT_S) as response:
         lines = response.read().decode().splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     choices = [choice for event in events for choice in event["choices"]]

@@ -45,7 +45,7 @@ class Peer:
         self.inbox.bind(scheduler_socket(directory))
         self.outbox.connect(server_socket(directory, 0))
 
-    async def hear(self) -> ToScheduler:
+    async def receive(self) -> ToScheduler:
         message: ToScheduler = msgspec.msgpack.decode(await self.inbox.recv(), type=ToScheduler)
         return message
 
@@ -88,7 +88,7 @@ def test_deltas_reach_their_request_and_no_other(tmp_path: Path) -> None:
         client.submit(generate("a"), left, 0)
         client.submit(generate("b"), right, 0)
         client.submit(generate("c"), right, 1)
-        assert [(await peer.hear()) for _ in range(3)] == [generate(rid) for rid in "abc"]
+        assert [(await peer.receive()) for _ in range(3)] == [generate(rid) for rid in "abc"]
         a, b, c = Delta("a", [1]), Delta("b", [2]), Delta("c", [3], finish_reason="length")
         await peer.say(Deltas([c, a, Delta("nobody's", [9]), b]))
         assert await right.take() == [(1, c), (0, b)]
@@ -145,10 +145,10 @@ def test_an_abort_is_sent_once_and_only_for_running_requests(tmp_path: Path) -> 
         await peer.say(Deltas([end]))
         assert await mailbox.take() == [(0, end)]
         assert [client.abort(rid) for rid in "aab"] == [True, False, False]
-        assert not client.abort("never heard of")
+        assert not client.abort("unknown")
         client.submit(generate("c"), mailbox, 0)
-        heard = [await peer.hear() for _ in range(4)]
-        assert heard == [generate("a"), generate("b"), Abort("a"), generate("c")]
+        received = [await peer.receive() for _ in range(4)]
+        assert received == [generate("a"), generate("b"), Abort("a"), generate("c")]
 
     play(tmp_path, scenario)
 
@@ -173,8 +173,8 @@ def test_failing_ends_everything(tmp_path: Path) -> None:
         client.submit(generate("a"), mailbox, 0)
         waiting = asyncio.create_task(mailbox.take())
         asking = asyncio.create_task(client.stats())
-        await peer.hear()
-        await peer.hear()
+        await peer.receive()
+        await peer.receive()
         client.fail(InternalError("gone"))
         for task in (waiting, asking, mailbox.take(), client.stats()):
             with pytest.raises(InternalError, match="gone"):
@@ -189,7 +189,7 @@ def test_failing_ends_everything(tmp_path: Path) -> None:
 def test_questions_get_their_own_answers(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         first, second = asyncio.create_task(client.stats()), asyncio.create_task(client.stats())
-        queries = [await peer.hear(), await peer.hear()]
+        queries = [await peer.receive(), await peer.receive()]
         assert queries == [GetStats(1), GetStats(2)]
         await peer.say(stats(0, 1))  # a heartbeat is not an answer
         await peer.say(stats(2, 20))
@@ -224,7 +224,7 @@ def test_rubbish_on_the_wire_is_survived(tmp_path: Path) -> None:
 def test_heartbeats_have_an_age(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         since_boot = time.monotonic()
-        assert client.heartbeat_age() >= since_boot, "nothing was heard yet"
+        assert client.heartbeat_age() >= since_boot, "nothing was received yet"
         await peer.say(stats(0))
         while client.last_stats is None:
             await asyncio.sleep(0.001)

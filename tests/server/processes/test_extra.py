@@ -96,7 +96,7 @@ async def last_of(events: AsyncIterator[str]) -> str:
 def test_the_start(several: FakeWorker) -> None:
     assert several.running.output().count(" ready: ") == 1
     assert f"{SERVERS} server processes" in several.running.output()
-    ((_, directory),) = several.heard("Start")
+    ((_, directory),) = several.received("Start")
     assert not Path(directory).exists(), "the sockets' names are still there"
     for _ in range(10):
         assert status_of(several.url + "/health") == 200
@@ -108,7 +108,7 @@ def test_the_start(several: FakeWorker) -> None:
 
 
 def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
-    before, heard = metrics(several.url), len(several.generates())
+    before, received = metrics(several.url), len(several.generates())
     prompts = [f"number {i}" for i in range(3 * STREAMS)]
 
     async def ask() -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = post_json(several.url + "/tokenize", {"prompt": prompt})["tokens"]
         assert answer["output_ids"] == (tokens * 4)[:4]
-    served = Counter(generate.server for generate in several.generates()[heard:])
+    served = Counter(generate.server for generate in several.generates()[received:])
     assert set(served) == set(range(SERVERS))
     assert served.total() == len(prompts)
     assert len({answer["meta_info"]["id"] for answer in answers}) == len(prompts)

@@ -45,8 +45,8 @@ def exit_status(worker: FakeWorker) -> int:
 
 def started(worker: FakeWorker) -> tuple[Pid, Path]:
     """Returns the process and the ipc directory of the scheduler."""
-    wait_until(lambda: worker.heard("Start"), "the scheduler runs")
-    ((number, directory),) = worker.heard("Start")
+    wait_until(lambda: worker.received("Start"), "the scheduler runs")
+    ((number, directory),) = worker.received("Start")
     (scheduler,) = [pid for pid in worker.running.tree() if pid.number == number]
     return scheduler, Path(directory)
 
@@ -59,7 +59,7 @@ async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.Cl
     stream = await http.post("/generate", json=body | {"stream": True})
     events = sse_events(stream)
     await anext(events)
-    while len(worker.heard("Generate")) < 2:
+    while len(worker.received("Generate")) < 2:
         await asyncio.sleep(0.01)
     return whole, events, http
 
@@ -257,7 +257,7 @@ def test_prompts_that_would_wait_too_long() -> None:
             asking = []
             for number in range(3):
                 asking.append(asyncio.create_task(http.post("/generate", json=held)))
-                while len(worker.heard("Generate")) < number + 2:
+                while len(worker.received("Generate")) < number + 2:
                     await asyncio.sleep(0.01)
             async with http.post("/generate", json=held) as refused:
                 assert refused.status == 429
@@ -265,7 +265,7 @@ def test_prompts_that_would_wait_too_long() -> None:
                 assert (await refused.json())["error"]["code"] == "queue_slow"
             for task in asking:
                 task.cancel()
-            while len(worker.heard("Abort")) < 3:
+            while len(worker.received("Abort")) < 3:
                 await asyncio.sleep(0.01)
             async with http.post("/generate", json=begun) as answer:
                 assert answer.status == 200
@@ -283,14 +283,14 @@ def test_more_requests_than_places(servers: int) -> None:
         async with aiohttp.ClientSession(base_url=worker.url, connector=connector) as http:
             body = GENERATE | {"cache_salt": script(hold_after=1)}
             asking = [asyncio.create_task(http.post("/generate", json=body)) for _ in range(130)]
-            while len(worker.heard("Generate")) < 130:
+            while len(worker.received("Generate")) < 130:
                 await asyncio.sleep(0.01)
             async with http.post("/generate", json=body) as refused:
                 assert refused.status == 429
                 assert refused.headers["Retry-After"] == "1"
                 assert (await refused.json())["error"]["type"] == "rate_limit_error"
             asking.pop().cancel()
-            while len(worker.heard("Abort")) < 1:
+            while len(worker.received("Abort")) < 1:
                 await asyncio.sleep(0.01)
             short = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
             async with http.post("/generate", json=short) as accepted:

@@ -23,7 +23,7 @@ def test_a_stopped_rank_is_not_healthy_and_a_dead_one_ends_the_worker() -> None:
         body = {"text": "a", "cache_salt": script(hold_after=1)}
         async with aiohttp.ClientSession(base_url=worker.url) as http:
             asked = asyncio.create_task(http.post("/generate", json=body))
-            while not worker.heard("Generate"):
+            while not worker.received("Generate"):
                 await asyncio.sleep(0.01)
             os.kill(rank.number, signal.SIGKILL)
             response = await asked

@@ -39,7 +39,7 @@ def wait_idle(worker: FakeWorker) -> None:
 
 
 def assert_each_ended_once(worker: FakeWorker, rids: set[str]) -> None:
-    aborts = Counter(fields[0] for fields in worker.heard("Abort"))
+    aborts = Counter(fields[0] for fields in worker.received("Abort"))
     assert {rid: aborts[rid] for rid in rids} == dict.fromkeys(rids, 1)
 
 
@@ -48,7 +48,7 @@ def assert_each_ended_once(worker: FakeWorker, rids: set[str]) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_client_that_leaves(worker: FakeWorker, path: str, hold_after: int, stream: bool) -> None:
     """The client leaves before or after the first token, with and without streaming."""
-    heard = {fields[0] for fields in worker.heard("Generate")}
+    seen_before = {fields[0] for fields in worker.received("Generate")}
     body = BODIES[path] | {"stream": stream, "cache_salt": script(hold_after=hold_after)}
 
     async def leave() -> set[str]:
@@ -59,7 +59,7 @@ def test_a_client_that_leaves(worker: FakeWorker, path: str, hold_after: int, st
                 await anext(sse_events(response))
             prompts = 2 if path == "/v1/completions" else 1
             while True:
-                rids = {fields[0] for fields in worker.heard("Generate")} - heard
+                rids = {fields[0] for fields in worker.received("Generate")} - seen_before
                 if len(rids) == prompts:
                     break
                 await asyncio.sleep(0.01)
@@ -73,10 +73,10 @@ def test_a_client_that_leaves(worker: FakeWorker, path: str, hold_after: int, st
 
 def test_many_clients_leave_at_random_moments(worker: FakeWorker) -> None:
     rng = random.Random(0)
-    heard = {fields[0] for fields in worker.heard("Generate")}
+    seen_before = {fields[0] for fields in worker.received("Generate")}
 
     def arrived() -> set[str]:
-        return {fields[0] for fields in worker.heard("Generate")} - heard
+        return {fields[0] for fields in worker.received("Generate")} - seen_before
 
     async def visit(http: aiohttp.ClientSession, longest: float) -> None:
         path = rng.choice(list(BODIES))
@@ -98,7 +98,7 @@ def test_many_clients_leave_at_random_moments(worker: FakeWorker) -> None:
         asyncio.run(visits(longest))
         wait_idle(worker)
         longest *= 2
-    aborts = Counter(fields[0] for fields in worker.heard("Abort"))
+    aborts = Counter(fields[0] for fields in worker.received("Abort"))
     assert all(aborts[rid] <= 1 for rid in rids)
 
 

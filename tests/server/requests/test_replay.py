@@ -154,12 +154,12 @@ def test_only_the_end_was_missing(worker: FakeWorker, path: str) -> None:
     body = body_of(path, 3)
     uncut = ask(worker, path, body)
     finished = uncut.after(len(uncut.events))
-    asked = len(worker.heard("Generate"))
+    asked = len(worker.received("Generate"))
     again = ask(worker, path, body, continuation=finished)
     assert again.data == uncut.data[-1 if path == "/generate" else -2 :]
     again = ask(worker, path, body | {"stream_options": None}, continuation=finished)
     assert again.data == [DONE]
-    assert len(worker.heard("Generate")) == asked, "there was nothing to compute"
+    assert len(worker.received("Generate")) == asked, "there was nothing to compute"
 
 
 def test_the_request_to_the_scheduler(worker: FakeWorker) -> None:
@@ -257,14 +257,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused(worker: FakeWorker, path: str, case: str) -> None:
     fields, where = REFUSED[case]
     given = {"response": ORIGIN.encode(), "choices": []} | fields
-    asked = len(worker.heard("Generate"))
+    asked = len(worker.received("Generate"))
     body = body_of(path, 5, stop_token_ids=[50])
     answer = ask(worker, path, body, continuation=given.pop("continuation", given))
     assert answer.status == 400
     error = json.loads(answer.error)["error"]
     assert error["param"].startswith("continuation" + where), error
     assert "continuation" in error["message"]
-    assert len(worker.heard("Generate")) == asked
+    assert len(worker.received("Generate")) == asked
 
 
 @pytest.mark.parametrize("path", LISTED)
@@ -300,7 +300,7 @@ def test_only_with_the_signature_of_a_router(worker: FakeWorker, path: str) -> N
         good[:-1]: sent,
         "é": sent,
     }
-    asked = len(worker.heard("Generate"))
+    asked = len(worker.received("Generate"))
     for signature, sending in forged.items():
         headers = {"x-mla-replay": "1", "Content-Type": "application/json"}
         if signature:
@@ -308,7 +308,7 @@ def test_only_with_the_signature_of_a_router(worker: FakeWorker, path: str) -> N
         status, answer = asyncio.run(post_as(worker.url + path, sending, headers))
         assert status == 400, signature
         assert answer["error"]["param"] == "continuation"
-    assert len(worker.heard("Generate")) == asked
+    assert len(worker.received("Generate")) == asked
     headers["x-mla-signature"] = good
     status, _ = asyncio.run(post_as(worker.url + path, sent, headers))
     assert status == 200

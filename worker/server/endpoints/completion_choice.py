@@ -10,9 +10,9 @@ import msgspec
 from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.endpoints.logprobs import (
     CompletionLogprobs,
-    CompletionScorer,
+    CompletionLogprobWriter,
+    LoggedTokens,
     PromptLogprobs,
-    ScoredTokens,
     prompt_logprobs,
 )
 from mla_router.worker.server.requests.choice import Finish, Output
@@ -43,7 +43,7 @@ class Wanted:
     n: int  # answers to each prompt
     details: Details
     echo: bool  # the text begins with the prompt
-    no_answer: bool  # only the prompt is shown; the generated token is not
+    no_answer: bool  # the response has only the prompt, not the generated token
 
 
 class Part:
@@ -57,10 +57,10 @@ class Part:
         self._details = wanted.details
         self._prompt = prompt
         self._prompt_logprobs: Logprobs | None = None
-        self._scorer = CompletionScorer(tokenizer, wanted.details)
+        self._writer = CompletionLogprobWriter(tokenizer, wanted.details)
         self._text = [shown]
         self._after: int | None = None  # the first token of an echoed prompt; it has no logprob
-        self._tokens = ScoredTokens()
+        self._tokens = LoggedTokens()
         self._token_ids: list[int] = []
         self._finish: Finish | None = None
         self._sum_logprobs = 0.0  # over all tokens of the answer, also those outside the text
@@ -93,11 +93,11 @@ class Part:
         """Takes an output that the client has received already."""
         if self._details.logprobs is not None:
             if self._wanted.echo and not self.begun:
-                self._scorer.skip(self._prompt)
-            self._scorer.skip(output.shown_ids)
+                self._writer.skip(self._prompt)
+            self._writer.skip(output.shown_ids)
         self._text, self.begun = [], True
 
-    async def whole(self, index: int) -> Choice:
+    async def complete(self, index: int) -> Choice:
         """Returns the complete choice."""
         choice = await self.take(index)
         for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
@@ -134,7 +134,7 @@ class Part:
         if self._details.logprobs is None:
             return None
         tokens, after = self._tokens, self._after
-        self._tokens, self._after = ScoredTokens(), None
+        self._tokens, self._after = LoggedTokens(), None
         if len(tokens.token_ids) <= MAX_INLINE_TOKENS:
-            return self._scorer.score(tokens, after=after)
-        return await asyncio.to_thread(self._scorer.score, tokens, after=after)
+            return self._writer.write(tokens, after=after)
+        return await asyncio.to_thread(self._writer.write, tokens, after=after)

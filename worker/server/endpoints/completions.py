@@ -13,7 +13,7 @@ from mla_router.worker.server.endpoints.completion_choice import Choice, Part, W
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
-from mla_router.worker.server.http.sse import HOLE, TextEvent, event, stream
+from mla_router.worker.server.http.sse import PLACEHOLDER, TextEvent, event, stream
 from mla_router.worker.server.request_names import check_rid, trace_of
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
@@ -64,7 +64,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         max_tokens_field="max_tokens",
         min_tokens=body.min_tokens,
         seed=body.seed,
-        logprobs=details.scored or computed > wanted.n,
+        logprobs=details.wants_logprobs or computed > wanted.n,
         top_logprobs=details.top,
         prompt_logprobs_from=1 if shows_prompt or details.prompt_logprobs is not None else None,
         vocab_size=service.limits.vocab_size,
@@ -94,7 +94,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         if body.stream:
             events = _events(handler, parts, wanted, model, body)
             return await stream(request, events, lambda: handler.headers)
-        return await _whole(handler, parts, wanted, model)
+        return await _response(handler, parts, wanted, model)
 
 
 def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
@@ -126,7 +126,7 @@ async def _parts(
     return parts
 
 
-async def _whole(
+async def _response(
     handler: RequestHandler, parts: list[Part], wanted: Wanted, model: str
 ) -> web.Response:
     while outputs := await handler.next():
@@ -140,7 +140,7 @@ async def _whole(
         shown += answers
     completion = Completion(
         **handler.identity.envelope("cmpl-", model),
-        choices=[await part.whole(index) for index, part in enumerate(shown)],
+        choices=[await part.complete(index) for index, part in enumerate(shown)],
         usage=_usage(handler, wanted),
         metrics=handler.timing,
     )
@@ -166,7 +166,7 @@ async def _events(
         return event(Completion(**shared, choices=choices, usage=usage), marks)
 
     plain = [
-        TextEvent(Completion(**shared, choices=[Choice(index, HOLE)], usage=no_usage))
+        TextEvent(Completion(**shared, choices=[Choice(index, PLACEHOLDER)], usage=no_usage))
         for index in range(handler.size)
     ]
     while outputs := await handler.next():

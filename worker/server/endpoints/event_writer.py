@@ -13,7 +13,7 @@ from typing import Any
 from mla_router.worker.server.http.sse import event
 from mla_router.worker.server.requests.choice import Output
 from mla_router.worker.server.requests.handler import RequestHandler
-from mla_router.worker.server.requests.resume import RESUMED_A_TURN
+from mla_router.worker.server.requests.resume import TOKENS_PER_TURN
 
 Event = dict[str, Any]  # an event with its `type`
 
@@ -67,7 +67,7 @@ class EventWriter:
         written = b""
         for place, output in enumerate(self._handler.resumed, 1):
             written += self._write_output(output)
-            if place % RESUMED_A_TURN == 0:
+            if place % TOKENS_PER_TURN == 0:
                 await asyncio.sleep(0)
         if self._handler.replay is not None:
             ended = end_events if self._finish_reason else 0

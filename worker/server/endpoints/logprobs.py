@@ -50,9 +50,9 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 @dataclass(slots=True)
-class ScoredTokens:
-    """Tokens of one choice with their logprobs, collected until they are sent. The lists are aligned; those of logprobs
-    are empty if the request wants none."""
+class LoggedTokens:
+    """Tokens of one choice with their logprobs, collected until they are sent. The lists are aligned. The lists of
+    logprobs are empty if the request wants none."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ class ScoredTokens:
             self.top_logprobs += logprobs.top_logprobs[:size]
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens, details: Details) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, tokens: LoggedTokens, details: Details) -> ChatLogprobs:
     name_of = details.name_of(tokenizer)
 
     def entry(token: int, logprob: float) -> TopLogprob:
@@ -104,7 +104,7 @@ def prompt_logprobs(
     return places
 
 
-class CompletionScorer:
+class CompletionLogprobWriter:
     """Writes logprobs in the form of /v1/completions, with the offset of each token in the text."""
 
     def __init__(self, tokenizer: Tokenizer, details: Details) -> None:
@@ -114,10 +114,10 @@ class CompletionScorer:
         self._offset = 0
 
     def skip(self, token_ids: Sequence[int]) -> None:
-        """Skips tokens that come first and have no logprobs here."""
+        """Skips leading tokens, which have no logprobs here."""
         self._offset += len(self._detokenizer.push(token_ids))
 
-    def score(self, tokens: ScoredTokens, *, after: int | None = None) -> CompletionLogprobs:
+    def write(self, tokens: LoggedTokens, *, after: int | None = None) -> CompletionLogprobs:
         """Returns the logprobs of the next tokens. `after`: the first token of a prompt, which precedes them.
 
         Tokens that share a character have the offset of this character.
@@ -133,7 +133,7 @@ class CompletionScorer:
         names = [self._name_of(token) for token in ids]
         return CompletionLogprobs(names, nothing + tokens.logprobs, offsets, top)
 
-    def _likeliest(self, tokens: ScoredTokens, at: int) -> dict[str, float]:
+    def _likeliest(self, tokens: LoggedTokens, at: int) -> dict[str, float]:
         """Returns the most likely tokens at position `at`, and the sampled one. Of tokens with the same text, the most
         likely one is returned."""
         logprobs: dict[str, float] = {}

@@ -14,8 +14,8 @@ from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.text.tokenizer import Tokenizer
 
 # Logprob, token id, and the token's text if requested. The first logged token of a prompt has no logprob.
-Scored = tuple[float | None, int, str | None]
-Top = list[Scored] | None
+LogprobEntry = tuple[float | None, int, str | None]
+Top = list[LogprobEntry] | None
 
 
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +24,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    input_token_logprobs: list[Scored] | msgspec.UnsetType = msgspec.UNSET
-    output_token_logprobs: list[Scored] | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: list[LogprobEntry] | msgspec.UnsetType = msgspec.UNSET
+    output_token_logprobs: list[LogprobEntry] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
     e2e_latency: float | msgspec.UnsetType = msgspec.UNSET  # seconds; only in a complete answer
@@ -40,25 +40,25 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     index: int | msgspec.UnsetType = msgspec.UNSET  # only in a stream of several choices
 
 
-class ScoredList:
+class LogprobList:
     """Tokens with their logprobs and the most likely tokens at each position."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """`tokenizer` writes the texts of tokens; None: no texts."""
         self._tokenizer = tokenizer
-        self.tokens: list[Scored] = []
+        self.tokens: list[LogprobEntry] = []
         self.top: list[Top] = []
 
     def add(self, token_ids: Sequence[int], scores: Logprobs) -> None:
-        self.tokens += map(self._scored, scores.logprobs, token_ids)
+        self.tokens += map(self._entry, scores.logprobs, token_ids)
         for ids, logprobs in zip(scores.top_ids, scores.top_logprobs, strict=True):
-            self.top.append(list(map(self._scored, logprobs, ids)))
+            self.top.append(list(map(self._entry, logprobs, ids)))
 
     def add_first(self, token_id: int) -> None:
-        self.tokens.append(self._scored(None, token_id))
+        self.tokens.append(self._entry(None, token_id))
         self.top.append(None)
 
-    def _scored(self, logprob: float | None, token_id: int) -> Scored:
+    def _entry(self, logprob: float | None, token_id: int) -> LogprobEntry:
         return logprob, token_id, self._tokenizer.text_of(token_id) if self._tokenizer else None
 
 
@@ -81,8 +81,8 @@ class GrowingAnswer:
         self._params = handler.sampling.params
         self._prompt = handler.prompts[index // handler.sampling.n]
         tokenizer = handler.service.tokenizer if token_texts else None
-        self._input = ScoredList(tokenizer)
-        self._output = ScoredList(tokenizer)
+        self._input = LogprobList(tokenizer)
+        self._output = LogprobList(tokenizer)
         self._text = ""
         self._ids: list[int] = []
         self.finish: Finish | None = None

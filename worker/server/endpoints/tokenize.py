@@ -50,7 +50,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """Returns the token ids that /v1/completions or /v1/chat/completions would give to the model."""
+    """Returns the token ids that /v1/completions or /v1/chat/completions would compute."""
     service = request.app[STATE].ready()
     body = parse(await read_body(request), _tokenize_decoder)
     service.check_model(body.model)

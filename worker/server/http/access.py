@@ -25,7 +25,7 @@ def check_access(config: WorkerConfig, request: web.Request, *, for_admins: bool
         check_page(config, request)
         return
     given = _key_of(request)
-    # The digests have one length, and all keys are compared: the time tells nothing about the keys.
+    # The digests have equal lengths, and all keys are compared, so the time reveals nothing about the keys.
     same = [hmac.compare_digest(_digest(given), _digest(key)) for key in keys]
     if not any(same):
         raise Unauthorized("Wrong or missing API key", code="invalid_api_key")
@@ -40,7 +40,7 @@ def _key_of(request: web.Request) -> str:
 
 
 def check_page(config: WorkerConfig, request: web.Request) -> None:
-    """Raises Forbidden for requests that web pages of other sites make a browser send."""
+    """Raises Forbidden for requests from web pages of other sites."""
     host = request.headers.get("Host", "")
     name = _name(host)
     if _is_loopback(config.host) and name and not _is_own(name, config.host):

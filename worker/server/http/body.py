@@ -1,4 +1,4 @@
-"""Reads request bodies, with limits of size and of pauses, and checks a router's signature."""
+"""Reads request bodies, with limits on their size and their pauses, and checks a router's signature."""
 
 from __future__ import annotations
 

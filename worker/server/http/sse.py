@@ -24,11 +24,11 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",  # or proxies such as nginx buffer the stream
 }
 DONE = b"data: [DONE]\n\n"
-HOLE = "\0"
+PLACEHOLDER = "\0"
 
 
 def event(body: msgspec.Struct | dict[str, Any], before: bytes = b"") -> bytes:
-    """Returns one event. `before` has lines before the data: a router's marks, or the name of the event."""
+    """Returns one event. `before` has the lines before the data: marks for a router, or the name of the event."""
     return b"%bdata: %b\n\n" % (before, encode(body))
 
 
@@ -38,11 +38,11 @@ class TextEvent:
     __slots__ = ("_after", "_before")
 
     def __init__(self, body: msgspec.Struct) -> None:
-        """`body` has HOLE in place of the string, and nowhere else."""
-        self._before, self._after = event(body).split(encode(HOLE))
+        """`body` has PLACEHOLDER in place of the string, and nowhere else."""
+        self._before, self._after = event(body).split(encode(PLACEHOLDER))
 
     def of(self, text: str, before: bytes = b"") -> bytes:
-        """Returns the event with `text` in place of HOLE."""
+        """Returns the event with `text` in place of PLACEHOLDER."""
         return b"%b%b%b%b" % (before, self._before, encode(text), self._after)
 
 

@@ -1,4 +1,4 @@
-"""Detects a frozen scheduler, or another rank of its worker, in about a second.
+"""Detects a frozen scheduler, or another frozen rank of its worker, in about a second.
 
 On a busy machine the heartbeat of a healthy scheduler may be late, because it waits for a core. So a late heartbeat
 alone proves nothing. A scheduler without a heartbeat is frozen if its process is stopped by a signal, if for a second
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from mla_router.worker.heartbeat import Heartbeat
 
-LOOK_S = 0.2
+CHECK_PERIOD_S = 0.2
 FROZEN_S = 1.0
 STOPPED_S = 0.4  # for a process that is stopped by a signal
-# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or LENIENCE times the expected time
+# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or CPU_TIME_FACTOR times the expected time
 # of the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
 HUNG_CPU_S = 1.8
-LENIENCE = 4.0
+CPU_TIME_FACTOR = 4.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -42,7 +42,7 @@ def activity(pid: int) -> Activity | None:
         process = _fields(Path(f"/proc/{pid}/stat"))
         threads = [_fields(path / "stat") for path in Path(f"/proc/{pid}/task").iterdir()]
         main = _fields(Path(f"/proc/{pid}/task/{pid}/stat"))
-    except OSError:  # it has just ended, or a thread of it
+    except OSError:  # the process or one of its threads has just ended
         return None
     return Activity(
         is_stopped=process[0] in "Tt",
@@ -58,9 +58,9 @@ class HeartbeatWatch:
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         self._count = heartbeat.count
-        self._looked = time.monotonic()
-        self._since: Activity | None = None  # at the first look without a heartbeat
-        self._before: Activity | None = None  # at the last look
+        self._checked = time.monotonic()
+        self._since: Activity | None = None  # at the first check without a heartbeat
+        self._before: Activity | None = None  # at the last check
         self._still_s = 0.0
         self._stopped_s = 0.0
 
@@ -75,11 +75,12 @@ class HeartbeatWatch:
         if self._since is None or self._before is None:
             return False
         computed_s = self._before.main_cpu_s - self._since.main_cpu_s
-        return computed_s >= max(HUNG_CPU_S, LENIENCE * self._heartbeat.expected_s)
+        return computed_s >= max(HUNG_CPU_S, CPU_TIME_FACTOR * self._heartbeat.expected_s)
 
-    def look(self, now: float) -> None:
-        # If this process itself was stopped, it has not observed the time since its last look.
-        passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
+    def check(self, now: float) -> None:
+        """Updates the state at monotonic time `now`. Call it every CHECK_PERIOD_S seconds."""
+        # If this process itself was stopped, it has not observed the time since its last check.
+        passed, self._checked = min(now - self._checked, 2 * CHECK_PERIOD_S), now
         count = self._heartbeat.count
         if count != self._count or not self._heartbeat.pid:
             self._count = count
@@ -110,12 +111,12 @@ class RanksWatch:
         return any(watch.is_frozen for watch in self._watches)
 
     async def run(self) -> None:
-        """Looks every LOOK_S seconds until it is cancelled."""
+        """Checks every CHECK_PERIOD_S seconds until it is cancelled."""
         while True:
             now = time.monotonic()
             for watch in self._watches:
-                watch.look(now)
-            await asyncio.sleep(LOOK_S)
+                watch.check(now)
+            await asyncio.sleep(CHECK_PERIOD_S)
 
 
 def _fields(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ import zmq
 log = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
-READS_A_TURN = 16
+READS_PER_TURN = 16
 
 
 class Inbox(Generic[MessageT]):
@@ -38,9 +38,9 @@ class Inbox(Generic[MessageT]):
         self._loop.remove_reader(self._socket.fileno())
 
     def _read(self) -> None:
-        # The descriptor is edge-triggered: all messages must be read now. After READS_A_TURN messages the other
+        # The descriptor is edge-triggered: all messages must be read now. After READS_PER_TURN messages the other
         # callbacks of the event loop get their turn.
-        for _ in range(READS_A_TURN):
+        for _ in range(READS_PER_TURN):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

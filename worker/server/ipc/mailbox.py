@@ -33,8 +33,8 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, Delta]]:
-        """Waits for deltas and returns all since the last call, with their indices. For one reader. Raises ApiError
-        after `fail`."""
+        """Waits for deltas. Returns all deltas since the last call, with their indices. Only one reader may call it.
+        Raises ApiError after `fail`."""
         while not self._items:
             if self._error is not None:
                 raise self._error

@@ -49,7 +49,7 @@ class Shared:
 
     def __init__(self, counters: SharedCounters) -> None:
         self.open_requests: Count = counters.count()
-        self.heard: Cells = counters.cells(1)  # monotonic time of the last statistics
+        self.stats_at: Cells = counters.cells(1)  # monotonic time of the last statistics
         self.complete: Count = counters.count()  # 1 when all processes serve; the first one sets it
         self.waiting_s: Count = counters.count()  # estimated seconds of the waiting prompts
 
@@ -64,7 +64,7 @@ class SchedulerClient:
         self._loop = asyncio.get_running_loop()
         self.server = server
         self._open = shared.open_requests
-        self._heard = shared.heard
+        self._stats_at = shared.stats_at
         self._waiting = shared.waiting_s
         self._prompt_s: dict[
             str, float
@@ -102,8 +102,8 @@ class SchedulerClient:
     def submit(
         self, generate: Generate, mailbox: Mailbox, index: int, *, computes: bool = True
     ) -> None:
-        """Sends a request. Its deltas go to `mailbox` under `index`. `computes`: no other request of the same HTTP
-        request has the same prompt already. Raises ApiError after `fail`."""
+        """Sends a request. Its deltas go to `mailbox` under `index`. `computes`: the request computes its prompt; False
+        if another choice of the same HTTP request computes it. Raises ApiError after `fail`."""
         if self._error is not None:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
@@ -179,7 +179,7 @@ class SchedulerClient:
     def heartbeat_age(self) -> float:
         """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process
         makes the worker unhealthy."""
-        return time.monotonic() - self._heard.lowest()
+        return time.monotonic() - self._stats_at.lowest()
 
     @property
     def throughput(self) -> float:
@@ -252,7 +252,7 @@ class SchedulerClient:
             self._waiting.set(self._waiting.own - seconds if self._prompt_s else 0.0)
 
     def _note(self, stats: Stats) -> None:
-        self._heard.own[0] = now = time.monotonic()
+        self._stats_at.own[0] = now = time.monotonic()
         self.last_stats = stats
         self._throughput.update(now, stats.generated_tokens)
         self._answer(stats)

@@ -40,8 +40,8 @@ VLLM_NAMES = {
     "sglang:inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
     "sglang:e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
 }
-WHOLE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
-ENDS = tuple(reason.value for reason in FinishReason)
+COMPLETE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
+FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class Metrics:
             "vllm:request_success",
             "Answers by the reason of their end.",
             ["model_name", "finished_reason"],
-            [[model_name, reason] for reason in ENDS],
+            [[model_name, reason] for reason in FINISH_REASONS],
         )
         self._registry.register(ends)
-        self._ends = dict(zip(ENDS, ends.counts, strict=True))
+        self._ends = dict(zip(FINISH_REASONS, ends.counts, strict=True))
         self._prompt_tokens = histogram(
             "sglang:prompt_tokens_histogram", "Prompt tokens of an answer.", TOKENS
         )
@@ -126,11 +126,11 @@ class Metrics:
         )
 
     def ended(self, reason: str, seconds: float, prompt_tokens: int, generated: int) -> None:
-        """Counts the end of an answer. `reason` is one of `ENDS`. Sizes and times count only for complete answers."""
+        """Counts the end of an answer. `reason` is one of `FINISH_REASONS`. Sizes and times count only for complete answers."""
         self._ends[reason].inc()
         if reason == FinishReason.ABORT.value:
             self._aborted.inc()
-        if reason not in WHOLE:
+        if reason not in COMPLETE:
             return
         self._e2e_latency.observe(seconds)
         self._prompt_tokens.observe(prompt_tokens)

@@ -1,7 +1,7 @@
 """Prometheus counters and histograms that sum over all API processes of a worker.
 
-The library's own multi-process mode writes a file for each process and takes two locks a value. This is too slow for
-values that every token has.
+The library's own multi-process mode writes a file for each process and takes two locks for each value. This is too
+slow for values that are recorded for each token.
 """
 
 from __future__ import annotations

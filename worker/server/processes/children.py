@@ -22,7 +22,7 @@ from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
 SCHEDULER_STOP_S = 1.0  # grace period of the scheduler
-# Grace period of the extra API processes, whose last answers take up to ANSWERS_OUT_S (`serving.py`).
+# Grace period of the extra API processes, whose last answers take up to FLUSH_S (`serving.py`).
 EXTRA_STOP_S = 1.5
 EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
 
@@ -76,7 +76,7 @@ async def scheduler_process(
 class RanksMemory(NamedTuple):
     """Descriptors of anonymous memory that several ranks inherit."""
 
-    store: int  # in which they meet
+    store: int  # torch's FileStore, for the rendezvous
     masks: int  # `MaskMemory`
 
 
@@ -98,8 +98,7 @@ def ranks_memory(size: int) -> Iterator[RanksMemory | None]:
 async def rank_processes(
     command: Sequence[str], state: ServerState, directory: Path, memory: RanksMemory | None
 ) -> AsyncIterator[list[Child]]:
-    """Runs the ranks other than 0 within the block, and kills them at its end: they have nothing to finish without
-    rank 0. `command` starts one; the flags are added here."""
+    """Runs the ranks other than 0 within the block, and kills them at its end, because they cannot work without rank 0. `command` starts one; the flags are added here."""
     children: list[Child] = []
     try:
         for rank in range(1, state.config.tp_size):

@@ -1,5 +1,5 @@
-"""An extra API process of a worker. The first API process starts, drains and stops it, and ends if it dies
-(`first.py`).
+"""An extra API process of a worker. The first API process (`first.py`) starts, drains and stops it. If it dies, the
+first API process ends.
 
 Its socket listens only when it can answer, because the kernel distributes connections among all listening sockets.
 """
@@ -40,13 +40,13 @@ async def run(state: ServerState, number: int, listener: socket.socket, director
     ):
         extra = _ExtraProcess(state, client, peers)
         peers.start(extra.answer)
-        living = asyncio.create_task(extra.live(listener))
+        task = asyncio.create_task(extra.serve(listener))
         stopped = asyncio.create_task(extra.stopped.wait())
-        await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        failure = living.exception() if living.done() else None
-        living.cancel()
-        await asyncio.wait((living,))  # the last answers go out
+        failure = task.exception() if task.done() else None
+        task.cancel()
+        await asyncio.wait((task,))  # the last answers go out
     if failure is None:
         return EXIT_STOPPED
     if not isinstance(failure, TokenizerError | ApiError):
@@ -63,7 +63,7 @@ class _ExtraProcess:
         self._peers = peers
         self._names = NamedRequests(client, peers)
 
-    async def live(self, listener: socket.socket) -> None:
+    async def serve(self, listener: socket.socket) -> None:
         """Serves until it is cancelled. Raises TokenizerError, ApiError."""
         await self._peers.ask_all(Ping(), timeout=None)
         service = await prepare(self._state, self._client, self._names)

@@ -79,7 +79,7 @@ async def run(
         ):
             worker = _Worker(state, client, peers, [engine, *others], extras)
             peers.start(worker.answer)
-            return await worker.live(directory, signals)
+            return await worker.serve(directory, signals)
 
 
 class _Worker:
@@ -109,7 +109,7 @@ class _Worker:
             return 0
         return await self._names.answer(question)
 
-    async def live(self, directory: Path, signals: Signals) -> int:
+    async def serve(self, directory: Path, signals: Signals) -> int:
         """Serves once all API processes can answer, and waits for the end. Returns the exit status.
 
         At the end all open requests get an error.
@@ -133,7 +133,7 @@ class _Worker:
                 idle.cancel()
             return self._status(deaths)
         finally:
-            # 503 and not 500: it tells the router that another worker can answer the requests without a first byte.
+            # 503 and not 500, so that a router sends the requests without a first byte to another worker.
             died = any(death.done() for death in deaths)
             self._fail(
                 "A process of this worker has ended" if died else "This worker is shutting down"
@@ -141,7 +141,9 @@ class _Worker:
             for task in (starting, watching, *deaths, stop, drain):
                 task.cancel()
             if not all(rank.is_running for rank in self._ranks):
-                for rank in self._ranks:  # one that waits for a dead one would not stop by itself
+                for (
+                    rank
+                ) in self._ranks:  # a rank that waits for a dead rank would not stop by itself
                     rank.kill()
 
     async def _start(self, directory: Path) -> None:

@@ -23,7 +23,7 @@ EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_BAD_SETTINGS = 2  # argparse's status: a restart would not help
 
-ANSWERS_OUT_S = 1.0  # time for the last bytes of running handlers
+FLUSH_S = 1.0  # time for the last bytes of running handlers
 KEEPALIVE_S = 75.0  # longer than that of most clients, so that clients close idle connections first
 
 
@@ -64,7 +64,7 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         access_log=None,
         auto_decompress=False,  # `app.py` refuses compressed bodies, because small ones may become large
         keepalive_timeout=KEEPALIVE_S,
-        shutdown_timeout=ANSWERS_OUT_S,
+        shutdown_timeout=FLUSH_S,
     )
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()

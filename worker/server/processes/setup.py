@@ -11,7 +11,7 @@ from mla_router.worker.config import WorkerConfig
 
 
 def set_up(config: WorkerConfig) -> None:
-    # transformers imports torch if it is installed, which takes seconds and 400 MB. None here hides it.
+    # transformers imports torch if it is installed, which takes seconds and 400 MB. This entry hides torch.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     # Prompts are tokenized one by one, so a thread pool only adds switches between threads. The library has no other
     # setting for it.

@@ -1,6 +1,6 @@
-"""The running of one HTTP request, from token ids to text.
+"""Runs one HTTP request, from token ids to text.
 
-Each prompt has `n` choices. They are numbered through: those of the first prompt come first. Every generating
+Each prompt has `n` choices. All choices of a request are numbered consecutively, prompt by prompt. Every generating
 endpoint uses this module, so limits, stop strings, seeds, aborts and metrics are the same for all of them.
 """
 
@@ -64,7 +64,7 @@ class RequestHandler:
     origin: Origin = field(init=False)
     identity: RequestIdentity = field(init=False)
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this worker, never shown
-    _missing: list[Output] = field(default_factory=list)  # ends that the client does not know
+    _missing: list[Output] = field(default_factory=list)  # ends that the client has not received
     _choices: list[Choice] = field(default_factory=list)
     _mailbox: Mailbox = field(init=False)
     _accounting: RequestAccounting = field(init=False)
@@ -84,8 +84,8 @@ class RequestHandler:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the request within the block, and aborts all choices that have not ended at its end: the client has
-        gone, or an error came up. Raises ApiError before anything runs."""
+        """Runs the request within the block. At the end of the block it aborts all choices that have not ended, because
+        the client has disconnected or an error has occurred. Raises ApiError before anything runs."""
         service = self.service
         requests = self._requests()
         if self.replay is not None:
@@ -93,7 +93,8 @@ class RequestHandler:
                 self.replay, self._choices, requests, token_by_token=self.token_by_token
             )
         names = self.identity.names([request.rid for request in requests])
-        # A continued stream may return to this worker before the worker notices that its first part has gone.
+        # A continued stream may return to this worker before the worker notices that the client of the first part has
+        # gone.
         await service.names.add(names, replace=self.continues)
         self._accounting = RequestAccounting(service.metrics)
         try:
@@ -134,11 +135,11 @@ class RequestHandler:
 
     @property
     def usage(self) -> Usage:
-        """The token counts of all choices. A prompt counts once, however many choices it has."""
+        """The token counts of all choices. Each prompt counts once, for any number of choices."""
         return Usage.of(
-            sum(choice.prompt_tokens for choice in self._firsts),
+            sum(choice.prompt_tokens for choice in self._first_choices),
             sum(choice.completion_tokens for choice in self._choices),
-            sum(choice.cached_tokens or 0 for choice in self._firsts),
+            sum(choice.cached_tokens or 0 for choice in self._first_choices),
         )
 
     def usage_of(self, index: int) -> Usage:
@@ -155,8 +156,8 @@ class RequestHandler:
     @property
     def headers(self) -> dict[str, str]:
         """The headers for the router. It gets no cached tokens of a batch before all prompts have begun."""
-        headers = {"x-mla-prompt-tokens": str(sum(c.prompt_tokens for c in self._firsts))}
-        cached = [c.cached_here for c in self._firsts if c.cached_here is not None]
+        headers = {"x-mla-prompt-tokens": str(sum(c.prompt_tokens for c in self._first_choices))}
+        cached = [c.cached_here for c in self._first_choices if c.cached_here is not None]
         if len(cached) == len(self.prompts):
             headers["x-mla-cached-tokens"] = str(sum(cached))
         if self.replay is not None:
@@ -172,7 +173,7 @@ class RequestHandler:
 
     @property
     def known(self) -> list[int]:
-        """The choices of which the client has received a part before."""
+        """The choices of which the client has received a part already."""
         choices = [] if self.replay is None else self.replay.choices
         return [
             index
@@ -184,7 +185,7 @@ class RequestHandler:
         return Marks(wanted=self.replay is not None)
 
     @property
-    def _firsts(self) -> list[Choice]:
+    def _first_choices(self) -> list[Choice]:
         """The first choice of each prompt."""
         return self._choices[:: self.sampling.n]
 

@@ -11,9 +11,9 @@ from mla_router.worker.server.requests.replay import Origin
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The client's `rid` and X-Request-Id take the place of generated ids."""
+    """The ids of a request. The client's `rid` and X-Request-Id replace generated ids."""
 
-    origin: Origin  # its id stays the same where another worker continues the stream
+    origin: Origin  # its id stays the same when another worker continues the stream
     size: int  # number of choices
     name: str | list[str] | None = None  # the client's `rid`: one name, or one for each choice
     trace: str | None = None  # the client's X-Request-Id; it need not be unique

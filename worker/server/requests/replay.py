@@ -14,8 +14,8 @@ worker, with this field:
                      "finish_reason": null or the one that was listed}, ...],
                      "events": <the number of events that the client received>}
 
-Only a router may send it: it signs the request (http/signature.py) with a key that it shares with its workers. A worker
-without a key offers no replay.
+Only a router may send this field. The router signs the request (http/signature.py) with a key that it shares with its
+workers. A worker without a key offers no replay.
 
 `choices` may end with the last choice that was listed. The new stream has only new events. The worker computes the ids
 as a part of the prompt, so it uses its prefix cache.
@@ -84,7 +84,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A router records this stream. With an `origin`, the stream continues a broken one."""
+    """The router's request to make a stream continuable. With an `origin`, the stream continues a broken one."""
 
     origin: Origin | None = None
     choices: Sequence[ContinuedChoice] = ()

@@ -1,4 +1,4 @@
-"""The continuation of a broken stream: choices and requests advance to the state that the client knows."""
+"""The continuation of a broken stream: choices and requests advance to the tokens that the client has received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.requests.choice import Choice, Finish, Output
 from mla_router.worker.server.requests.replay import Replay, invalid_ids
 
-RESUMED_A_TURN = 1024  # tokens between two turns of the event loop: about 1 ms of detokenizing
+TOKENS_PER_TURN = 1024  # tokens between two turns of the event loop: about 1 ms of detokenizing
 
 
 async def resume(
@@ -20,7 +20,8 @@ async def resume(
 ) -> tuple[list[Output], list[Output]]:
     """Feeds the known tokens to `choices` and puts them into `requests`.
 
-    Returns the outputs that the client has received, and the ends of choices that it has not. Raises InvalidRequest.
+    Returns the outputs that the client has received, and the ends of choices that it has not received. Raises
+    InvalidRequest.
     """
     received: list[Output] = []
     missing: list[Output] = []
@@ -62,8 +63,8 @@ async def _feed(
     elif len(ids) == choice.max_tokens:
         reason = FinishReason.LENGTH.value
     outputs: list[Output] = []
-    for start in range(0, len(ids), RESUMED_A_TURN):
-        turn = ids[start : start + RESUMED_A_TURN]
+    for start in range(0, len(ids), TOKENS_PER_TURN):
+        turn = ids[start : start + TOKENS_PER_TURN]
         is_last = start + len(turn) == len(ids)
         delta = Delta(choice.rid, turn, finish_reason=reason if is_last else "")
         outputs += choice.outputs_of(delta, token_by_token=token_by_token)

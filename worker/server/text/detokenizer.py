@@ -40,13 +40,13 @@ class Detokenizer:
                 piece = self._stream.step(self._tokenizer, token)
             except Exception:  # noqa: BLE001 (the library raises nothing more precise)
                 # Tokens of single bytes: the held ones cannot become a character together with this token.
-                text += self._begin_anew(len(self._pending))
+                text += self._restart(len(self._pending))
                 continue
             if piece is not None:
                 text += piece
                 self._context, self._pending = self._pending, []
             elif len(self._pending) > MAX_HELD_TOKENS:
-                text += self._begin_anew(len(self._pending) - TAIL_TOKENS)
+                text += self._restart(len(self._pending) - TAIL_TOKENS)
         return text
 
     def flush(self) -> str:
@@ -62,7 +62,7 @@ class Detokenizer:
         both = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)
         return both[len(before) :]
 
-    def _begin_anew(self, taken: int) -> str:
+    def _restart(self, taken: int) -> str:
         """Returns the text of the first `taken` held tokens, and pushes the others again."""
         rest = self._pending[taken:]
         del self._pending[taken:]

@@ -66,10 +66,10 @@ class ReasoningSplitter(TextMachine):
             self._buffer = self._buffer[len(text) :]
             return False
         self._buffer = self._buffer[at + len(END) :]
-        self._state = self._behind
+        self._state = self._after
         return True
 
-    def _behind(self, parts: list[Part]) -> bool:
+    def _after(self, parts: list[Part]) -> bool:
         del parts
         self._buffer = self._buffer.lstrip(BLANKS)  # the grammars of calls skip the same characters
         if not self._buffer:

@@ -1,4 +1,4 @@
-"""vLLM's `allowed_token_ids`: the model draws no other tokens, not even to end the answer."""
+"""vLLM's `allowed_token_ids`: no other tokens are sampled, not even to end the answer."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Details:
         )
 
     @property
-    def scored(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether the scheduler has to compute logprobs."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 

@@ -61,7 +61,7 @@ class CheckedSampling:
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         """Returns the scheduler's parameters of one choice.
 
-        Raises InvalidField if the fields may leave no token to draw.
+        Raises InvalidField if the fields may leave no token to sample.
         """
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
         if self.allowed is not None and self.constraint is not None:
@@ -160,10 +160,10 @@ def check_sampling(
 
 
 def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
-    """Returns max_tokens for a prompt of `prompt_tokens`. Without the client's own number it is `default`, or less if
-    the context is shorter; None: the remaining context. Raises InvalidRequest if the tokens do not fit."""
+    """Returns max_tokens for a prompt of `prompt_tokens`. If the client gives no number, it is `default`, or less if the
+    context is shorter; with `default` None it is the remaining context. Raises InvalidRequest if the tokens do not fit."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
-    # Clients find out by these words that the conversation is too long ("maximum context length is", "is longer than the
+    # Clients recognise a too long conversation by these words ("maximum context length is", "is longer than the
     # model's context length"), and read the two numbers.
     bound, reason = min(
         (limits.context_length, ""),

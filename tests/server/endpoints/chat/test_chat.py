@@ -151,7 +151,7 @@ def test_stop_strings(
     assert streamed == text[:first]
     assert chunks[-1].choices[0].finish_reason == "stop"
     rid = answer.id.removeprefix("chatcmpl-")
-    worker.wait_heard(lambda w: w.heard("Abort").count([rid]) == 1, "the rest is not computed")
+    worker.wait_for(lambda w: w.received("Abort").count([rid]) == 1, "the rest is not computed")
 
 
 def test_length(client: openai.OpenAI) -> None:

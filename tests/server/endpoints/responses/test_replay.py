@@ -122,10 +122,12 @@ def test_only_the_end_was_missing(
         async with client.session() as http:
             uncut = await stream(http, deepseek_worker.url + PATH, body)
             given = uncut.after(len(uncut.events) - 1)
-            asked = len(deepseek_worker.heard("Generate"))
+            asked = len(deepseek_worker.received("Generate"))
             again = await stream(http, deepseek_worker.url + PATH, body, continuation=given)
             assert without_times(again.events) == without_times(uncut.events[-1:])
-            assert len(deepseek_worker.heard("Generate")) == asked, "there was nothing to compute"
+            assert len(deepseek_worker.received("Generate")) == asked, (
+                "there was nothing to compute"
+            )
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.endpoints.chat.run import ChatRun
-from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, ScoredTokens, chat_logprobs
+from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, LoggedTokens, chat_logprobs
 from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.usage import CompletionTokensDetails, Usage
 from mla_router.worker.server.text.answer import AnswerParser
@@ -23,7 +23,7 @@ class ChatChoice:
     index: int
     calls: int = 0  # number of calls so far
     prompt_logprobs: Logprobs | None = None
-    _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # logprobs that are not sent yet
+    _tokens: LoggedTokens = field(default_factory=LoggedTokens)  # logprobs that are not sent yet
     _token_ids: list[int] = field(default_factory=list)  # not sent yet
     _reasoning: list[str] = field(default_factory=list)
     _parser: AnswerParser = field(init=False)
@@ -69,7 +69,7 @@ class ChatChoice:
     def skip(self, output: Output) -> None:
         """Takes an output that the client has received."""
         self.calls += sum(isinstance(part, Call) for part in self.take(output))
-        self._tokens, self._token_ids = ScoredTokens(), []
+        self._tokens, self._token_ids = LoggedTokens(), []
 
     @property
     def has_details(self) -> bool:
@@ -80,7 +80,7 @@ class ChatChoice:
         """Returns the logprobs of the tokens since the last call; None if the request wants none."""
         if self.run.details.logprobs is None:
             return None
-        tokens, self._tokens = self._tokens, ScoredTokens()
+        tokens, self._tokens = self._tokens, LoggedTokens()
         return chat_logprobs(self.run.handler.service.tokenizer, tokens, self.run.details)
 
     def take_token_ids(self) -> list[int]:

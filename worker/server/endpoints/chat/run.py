@@ -91,7 +91,7 @@ async def prepare(
         min_tokens=body.min_tokens,
         seed=body.seed,
         stop_field=names.stop,
-        logprobs=details.scored,
+        logprobs=details.wants_logprobs,
         top_logprobs=details.top,
         prompt_logprobs_from=None if details.prompt_logprobs is None else 1,
         vocab_size=service.limits.vocab_size,

@@ -15,7 +15,7 @@ from mla_router.worker.server.endpoints.chat.schema import (
     FunctionPiece,
     Piece,
 )
-from mla_router.worker.server.http.sse import HOLE, TextEvent, event
+from mla_router.worker.server.http.sse import PLACEHOLDER, TextEvent, event
 from mla_router.worker.server.requests.choice import Finish
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.chat import ChatRequest
@@ -70,7 +70,9 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
 
     plain = [
         TextEvent(
-            Chunk(**shared, choices=[ChunkChoice(index, Piece(content=HOLE))], usage=no_usage)
+            Chunk(
+                **shared, choices=[ChunkChoice(index, Piece(content=PLACEHOLDER))], usage=no_usage
+            )
         )
         for index in range(handler.size)
     ]

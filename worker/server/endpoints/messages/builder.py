@@ -24,7 +24,7 @@ class MessageBuilder:
         self._choice = choice
         self._block: AnswerBlock | None = None  # the open block
         self._text: list[str] = []  # of the open block
-        # White space that may begin a text, or separate other blocks.
+        # White space. It may be the beginning of a text, or it separates other blocks.
         self._blank = ""
 
     def add(self, part: Part) -> Iterator[Event]:

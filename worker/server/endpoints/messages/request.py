@@ -32,7 +32,7 @@ FIELD_NAMES = FieldNames(
     stop="stop_sequences",
 )
 ERROR = "Error: "  # prefix of a result with is_error; chat templates have no field for it
-Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 
 def as_chat(body: MessagesRequest) -> ChatRequest:
@@ -52,7 +52,7 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     return ChatRequest(
         **copied | {"stop": body.stop_sequences},
         messages=messages,
-        continue_final_message=_goes_on(messages) or None,
+        continue_final_message=_continues_answer(messages) or None,
         max_completion_tokens=body.max_tokens,
         tools=[
             Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
@@ -79,7 +79,7 @@ def count_parts(body: MessagesRequest) -> int:
     )
 
 
-def _goes_on(messages: list[ChatMessage]) -> bool:
+def _continues_answer(messages: list[ChatMessage]) -> bool:
     """Returns whether the last message is text of the assistant, which the answer continues."""
     last = messages[-1]
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
@@ -120,23 +120,23 @@ def _messages(body: MessagesRequest) -> list[ChatMessage]:
         if isinstance(turn.content, str):
             messages.append(ChatMessage(turn.role, turn.content))
         elif turn.role == "assistant":
-            messages.append(_said(turn.content, where))
+            messages.append(_assistant_message(turn.content, where))
         else:
-            messages += _heard(turn, turn.content, where)
+            messages += _user_messages(turn, turn.content, where)
     return messages
 
 
-def _said(blocks: list[Block], where: str) -> ChatMessage:
+def _assistant_message(blocks: list[Block], where: str) -> ChatMessage:
     """Returns an assistant's message with text, reasoning and calls."""
     texts, reasoning, calls = [], [], []
     for at, block in enumerate(blocks):
         place = f"{where}[{at}]"
         if block.type == "thinking":
-            reasoning.append(_given(block.thinking, place + ".thinking"))
+            reasoning.append(_required(block.thinking, place + ".thinking"))
         elif block.type == "tool_use":
-            arguments = msgspec.json.encode(_given(block.input, place + ".input")).decode()
-            function = CalledFunction(_given(block.name, place + ".name"), arguments)
-            calls.append(ToolCall(_given(block.id, place + ".id"), function))
+            arguments = msgspec.json.encode(_required(block.input, place + ".input")).decode()
+            function = CalledFunction(_required(block.name, place + ".name"), arguments)
+            calls.append(ToolCall(_required(block.id, place + ".id"), function))
         else:
             texts.append(_text_of(block, place, "text, thinking or tool_use"))
     return ChatMessage(
@@ -147,7 +147,7 @@ def _said(blocks: list[Block], where: str) -> ChatMessage:
     )
 
 
-def _heard(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
+def _user_messages(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
     """Returns a message for each result of a tool, and one for each run of text between results."""
     messages: list[ChatMessage] = []
     texts: list[str] = []
@@ -162,7 +162,7 @@ def _heard(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
         if block.type == "tool_result" and turn.role == "user":
             end_text()
             # SGLang's clients name the call in `id`.
-            call = _given(block.tool_use_id or block.id, place + ".tool_use_id")
+            call = _required(block.tool_use_id or block.id, place + ".tool_use_id")
             result = _text(block.content or "", place + ".content")
             shown = ERROR + result if block.is_error else result
             messages.append(ChatMessage("tool", shown, tool_call_id=call))
@@ -182,10 +182,10 @@ def _text(content: str | list[Block], where: str) -> str:
 def _text_of(block: Block, where: str, known: str = "text") -> str:
     if block.type != "text":
         raise InvalidField(where + ".type", f"this model takes {known}")
-    return _given(block.text, where + ".text")
+    return _required(block.text, where + ".text")
 
 
-def _given(value: Given | None, where: str) -> Given:
+def _required(value: Value | None, where: str) -> Value:
     if value is None:
         raise InvalidField(where, "must be given")
     return value

@@ -28,7 +28,7 @@ class ResponseBuilder:
         self._item: Item | None = None  # the open item
         self._text: list[str] = []  # of the open item
         self._logprobs: list[TokenLogprob] = []  # of the open item
-        # White space that may begin a message, or separate other items.
+        # White space. It may be the beginning of a message, or it separates other items.
         self._blank = ""
         self._blank_logprobs: list[TokenLogprob] = []
 

@@ -158,9 +158,10 @@ class _Messages:
                 message.reasoning_content = _text(item.content, where + ".content")
         elif item.type == "function_call":
             call = ToolCall(
-                _given(item.call_id, where + ".call_id"),
+                _required(item.call_id, where + ".call_id"),
                 CalledFunction(
-                    _given(item.name, where + ".name"), _given(item.arguments, where + ".arguments")
+                    _required(item.name, where + ".name"),
+                    _required(item.arguments, where + ".arguments"),
                 ),
             )
             if last is None or last.role != "assistant":
@@ -170,7 +171,7 @@ class _Messages:
             last.tool_calls.append(call)
         elif item.type == "function_call_output":
             result = self.add("tool", _text(item.output, where + ".output"))
-            result.tool_call_id = _given(item.call_id, where + ".call_id")
+            result.tool_call_id = _required(item.call_id, where + ".call_id")
         else:
             raise InvalidField(
                 where + ".type",
@@ -197,7 +198,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _given(value: str | None, where: str) -> str:
+def _required(value: str | None, where: str) -> str:
     if value is None:
         raise InvalidField(where, "must be given")
     return value

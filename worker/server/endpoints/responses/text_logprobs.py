@@ -24,14 +24,14 @@ class TextLogprobs:
         self._end = 0  # length of the answer's text so far, in characters
 
     def add(self, text: str, tokens: Sequence[TokenLogprob]) -> None:
-        """Adds `tokens`, which have added `text` to the answer; "" if their text is not certain yet."""
+        """Adds `tokens`, whose text is `text`; "" if their text is not certain yet."""
         self._tokens.append((self._end, [_with_bytes(token) for token in tokens]))
         self._end += len(text)
 
     def take(self, content: str, held: int) -> list[TokenLogprob]:
         """Returns the tokens of `content`, after which the parser holds back `held` characters.
 
-        Earlier tokens are dropped. A token that is partly a marker belongs to neither.
+        Earlier tokens are dropped. A token that is partly a marker belongs to no content.
         """
         end = self._end - held
         begin = end - len(content)

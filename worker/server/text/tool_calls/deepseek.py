@@ -139,7 +139,7 @@ class DeepSeekParser(TextMachine):
         return True
 
     def _other_call(self, parts: list[Part]) -> bool:
-        """A call of a function that the request does not offer: content."""
+        """Turns a call of a function that the request does not offer into content."""
         marker = self._take_content(parts)
         if marker == CALL_END:
             self._state = self._between

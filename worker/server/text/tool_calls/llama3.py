@@ -88,10 +88,10 @@ class Llama3Parser(TextMachine):
         marker = self._take_content(parts)
         if marker:
             self._taken = TAG
-            self._state = self._behind_tag
+            self._state = self._after_tag
         return bool(marker)
 
-    def _behind_tag(self, parts: list[Part]) -> bool:
+    def _after_tag(self, parts: list[Part]) -> bool:
         rest = self._buffer.lstrip(BLANKS)
         if not rest:
             return False
@@ -111,7 +111,7 @@ class Llama3Parser(TextMachine):
         if rest.startswith(TAG):
             self._taken = self._buffer[: len(self._buffer) - len(rest)] + TAG
             self._buffer = rest.removeprefix(TAG)
-            self._state = self._behind_tag
+            self._state = self._after_tag
             return True
         self._state = self._outside
         return True

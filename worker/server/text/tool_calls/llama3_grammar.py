@@ -68,7 +68,8 @@ def calls_in_text(functions: dict[str, Format], tag: int | None, *, several: boo
 
 
 def _call(name: str, schema: Format) -> Format:
-    """One object, spaced in any way. Some models write its type first; some say arguments for parameters."""
+    """Returns the format of one object with any spacing. Some models write its type first; some write `arguments` instead
+    of `parameters`."""
     kind = rf'("type"{_COLON}"function"{_COMMA})?'
     head = rf'\{{{_BLANKS}{kind}"name"{_COLON}"{name}"{_COMMA}"(parameters|arguments)"{_COLON}'
     arguments = {"type": "json_schema", "json_schema": schema}
@@ -76,7 +77,8 @@ def _call(name: str, schema: Format) -> Format:
 
 
 def _no_call(names: Collection[str]) -> Format:
-    """An object in which no member `name` has one of `names` for its value, or the beginning of no JSON at all."""
+    """Returns the format of a text that begins with a brace and is no call: an object in which no member `name` has one
+    of `names` as its value, or no JSON at all."""
     value: Format = {"type": "json_schema", "json_schema": {}}
     no_string: Format = {
         "type": "json_schema",
@@ -104,7 +106,7 @@ def _none_of(words: Collection[str]) -> str:
 
 
 def _deviation(words: Collection[str]) -> str:
-    """Returns an expression for a prefix of one of `words` and a next character with which no word continues."""
+    """Returns an expression for a prefix of one of `words`, followed by a character with which no word continues."""
     following = _by_first(words)
     others = "".join(following).replace("-", r"\-")
     ways = [rf'[^\x00-\x1f"\\{others}]', r'\\["\\/bfnrt]']

@@ -40,7 +40,7 @@ class TextMachine:
         return parts
 
     def _give_up(self, parts: list[Part]) -> bool:
-        """The text breaks the format: it and all later text become content, without the markers."""
+        """Handles a text that breaks the format: this text and all later text become content, without the markers."""
         self._buffer, self._taken = self._taken + self._buffer, ""
         self._state = self._plain
         return self._plain(parts)
