@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepP
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_config, choose_graph_sizes, load_engine
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from support.attention import torch_attention, triton_attention
+from support.positions import Position
 from support.tiny_model import CONFIGS, write_tiny_model
 
 
@@ -66,6 +69,15 @@ def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
     assert max(sizes(max_running_requests=1000, cuda_graph_max_bs=100)) == 100
     assert max(sizes(max_running_requests=5, cuda_graph_max_bs=3)) == 3
     assert sizes(max_running_requests=5, cuda_graph_bs="1,4") == [1, 4]
+
+
+def test_dp_ranks_have_no_graphs_of_one_prompt_alone() -> None:
+    device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
+    alone = choose_graph_sizes(WorkerConfig(), device, attention)
+    assert alone.prefill
+    groups = Groups(exchange=Position(1, 2))
+    together = choose_graph_sizes(WorkerConfig(), device, attention, groups)
+    assert together == replace(alone, prefill=())
 
 
 def test_torch_compile_is_for_cuda_graphs() -> None:

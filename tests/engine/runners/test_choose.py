@@ -10,6 +10,7 @@ from mla_router.worker.core import GroupStep, PrefillChunk, StepPlan
 from mla_router.worker.engine.runners.choose import (
     MAX_EXTRA_READS,
     MAX_INPUT_TOKENS,
+    MAX_PADDING,
     RunnerChoice,
     RunnerKind,
     choose_runner,
@@ -114,3 +115,13 @@ def test_a_long_prompt_on_one_rank_is_eager_on_all() -> None:
     plans = step(chunk(9, 0, 33)), step(decodes=2), step()
     choices = [choose_runner(replace(plan, group=group), SIZES) for plan in plans]
     assert choices == [(EAGER, 33), (EAGER, 2), (EAGER, 0)]
+
+
+def test_dp_ranks_exchange_little_padding() -> None:
+    sizes = GraphSizes(piecewise=(MAX_PADDING,))
+    for others, kind in (((MAX_PADDING, 0), PIECEWISE), ((MAX_PADDING - 1, 0), EAGER)):
+        for rows in ((MAX_PADDING, *others), (*others[::-1], MAX_PADDING)):
+            plan = replace(step(chunk(9, 0, rows[0])), group=GroupStep(rows, decode=False))
+            assert choose_runner(plan, sizes).kind is kind
+    alone = step(chunk(9, 4, 1))
+    assert choose_runner(alone, sizes) == (PIECEWISE, MAX_PADDING)

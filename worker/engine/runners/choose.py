@@ -20,6 +20,9 @@ MAX_INPUT_TOKENS = 64
 # Most additional KV cache rows that such a step reads: each token of a chunk reads the whole request, which the attention
 # of the chunk would read once. In each layer of V2-Lite this is 75 MB of latents.
 MAX_EXTRA_READS = 1 << 16
+# Most padding of all DP ranks in a piecewise graph. Each layer of experts exchanges it as if it were rows: 2048 of V3 are
+# 29 MB in each direction. Steps with more are long on some rank, which hides the launches of separate kernels.
+MAX_PADDING = 2048
 
 
 class RunnerKind(Enum):
@@ -46,7 +49,9 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     # The other ranks of a group have other chunks
     if group is None and fits_prefill_graph(plan) and (size := _smallest(sizes.prefill, rows)):
         return RunnerChoice(RunnerKind.PREFILL_GRAPH, size)
-    if size := _smallest(sizes.piecewise, rows):
+    size = _smallest(sizes.piecewise, rows)
+    padding = 0 if group is None else size * len(group.rows) - sum(group.rows)
+    if size and padding <= MAX_PADDING:
         return RunnerChoice(RunnerKind.PIECEWISE, size)
     return RunnerChoice(RunnerKind.EAGER, plan.num_tokens)
 
