@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.core import StepResult
 from support import dp_engine
 from support.dp_engine import Case, Division, Outcome, together
 from support.ranks import ranks
-from support.served_steps import CAPACITY, TOLERANCE, numbers, served
+from support.served_steps import CAPACITY, assert_same, numbers, served
 from support.tiny_model import CONFIGS, write_tiny_model
 
 
@@ -27,16 +26,11 @@ def compare(folder: Path, division: Division, case: Case, seed: int, count: int)
     seen = processes.call(dp_engine.repeat, processes.folder, division, case, steps)
     each = division.size // division.dp_size
     for rank, outcome in enumerate(seen):
-        same(outcome.results, alone[rank // each].results())
+        assert_same(outcome.results, alone[rank // each].results())
         # Bit by bit on the ranks of one DP rank
         assert numbers(outcome.results) == numbers(seen[rank // each * each].results)
         assert outcome.routed_idle_rows == 0
     return seen
-
-
-def same(got: list[StepResult], wanted: list[StepResult]) -> None:
-    assert [step.tokens for step in got] == [step.tokens for step in wanted]
-    assert numbers(got) == pytest.approx(numbers(wanted), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +68,7 @@ def test_the_first_steps_of_engines_need_no_agreement(tmp_path: Path) -> None:
     for outcome in processes.call(
         dp_engine.repeat, processes.folder, Division(2, 2), case, [alone.steps] * 2
     ):
-        same(outcome.results, alone.results())
+        assert_same(outcome.results, alone.results())
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
@@ -78,8 +79,14 @@ def repeat(
     of_ranks: Sequence[Sequence[Step]],
 ) -> Outcome:
     """Runs the steps of this process's DP rank. `meeting`: the folder of the processes."""
-    groups = _groups(group.rank, division.size, division.dp_size, meeting)
-    engine = engine_of_rank(groups, case.folder, case.capacity, expert_parts=division.expert_parts)
+    groups = _groups(group, division.dp_size, meeting)
+    engine = engine_of_rank(
+        groups,
+        case.folder,
+        case.capacity,
+        device=_device(group),
+        expert_parts=division.expert_parts,
+    )
     idle, routed = 0, 0
 
     def count(_: Gate, rows: tuple[Tensor, Tensor | None], chosen: tuple[Tensor, Tensor]) -> None:
@@ -96,10 +103,9 @@ def repeat(
     for module in engine.model.modules():
         if isinstance(module, Gate):
             module.register_forward_hook(count)
-    for plan, masks in of_ranks[groups.exchange.rank]:
-        engine.sample(engine.forward(plan), masks)
     results = []
-    for (plan, _), result in zip(engine.steps, engine.results(), strict=True):
+    for plan, masks in of_ranks[groups.exchange.rank]:
+        result = engine.sample(engine.forward(plan), masks).wait()
         if plan.num_tokens:
             results.append(result)
         else:
@@ -108,6 +114,10 @@ def repeat(
 
 
 @cache
-def _groups(rank: int, size: int, dp_size: int, meeting: Path) -> Groups:
-    store = meeting / f"dp{dp_size}"
-    return Groups.join(rank, size, store, CPU, dp_size=dp_size)
+def _groups(group: Group, dp_size: int, meeting: Path) -> Groups:
+    store, device = meeting / f"dp{dp_size}", _device(group)
+    return Groups.join(group.rank, group.size, store, device, dp_size=dp_size)
+
+
+def _device(group: Group) -> torch.device:
+    return torch.device("cuda", group.rank) if group.backend == "nccl" else CPU

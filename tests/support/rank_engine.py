@@ -47,14 +47,21 @@ class RecordingEngine(CheckedEngine):
 
 
 def engine_of_rank(
-    groups: Groups, folder: Path, capacity: Capacity, *, expert_parts: int = 1, **how: Any
+    groups: Groups,
+    folder: Path,
+    capacity: Capacity,
+    *,
+    device: torch.device = CPU,
+    expert_parts: int = 1,
+    **how: Any,
 ) -> RecordingEngine:
     """Returns the engine of one rank. `how`: further arguments of `load_model`."""
+    dtype = torch.float32
     model = load_model(
-        folder, device=CPU, dtype=torch.float32, groups=groups, expert_parts=expert_parts, **how
+        folder, device=device, dtype=dtype, groups=groups, expert_parts=expert_parts, **how
     )
     attention = torch_attention(model.config)
-    return RecordingEngine(model, capacity, device=CPU, dtype=torch.float32, attention=attention)
+    return RecordingEngine(model, capacity, device=device, dtype=dtype, attention=attention)
 
 
 def repeat(

@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mla_router.worker.core import Capacity, Logprobs, StepResult
 from mla_router.worker.kernels.comm.groups import ONE_RANK
 from support.random_requests import random_script
@@ -46,3 +48,9 @@ def numbers(steps: Sequence[StepResult]) -> list[float]:
         if some is not None:
             values += [*some.logprobs, *chain.from_iterable(some.top_logprobs)]
     return [value if math.isfinite(value) else -1e9 for value in values]
+
+
+def assert_same(got: Sequence[StepResult], wanted: Sequence[StepResult]) -> None:
+    """Asserts equal tokens, and equal logprobs but for rounding."""
+    assert [step.tokens for step in got] == [step.tokens for step in wanted]
+    assert numbers(got) == pytest.approx(numbers(wanted), abs=TOLERANCE)
