@@ -1,5 +1,5 @@
-# One command each for what a user, a developer and the CI do. `make help` lists them.
-# Everything that is made lies in .venv and target; two of these may run at the same time.
+# Commands for users, developers and CI. `make help` lists them.
+# All outputs are in .venv and target. Two commands may run at the same time.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV_VERSION := 0.13.8
@@ -15,7 +15,7 @@ RUST_SOURCES := $(shell find router -name '*.rs' -o -name Cargo.toml) \
 
 # The extension leaves Python's symbols to the interpreter that loads it: no libpython is needed.
 export PYO3_BUILD_EXTENSION_MODULE := 1
-# uv installs no bytecode. Where nobody may write it either, each process compiles torch's 2,000 files anew.
+# uv installs no bytecode. If it cannot be written either, each process compiles torch's 2,000 files again.
 unexport PYTHONDONTWRITEBYTECODE
 # Only `make build` makes the package current, one process at a time.
 LOCKED := @mkdir -p target && flock target/.make.lock $(MAKE) --no-print-directory
@@ -35,15 +35,15 @@ STAGES := lint test-rust build-for-tests test-python
 STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes,skip-kubernetes)
 
 .PHONY: test test-all
-test: ## everything the CI runs, stage by stage
+test: ## all stages of CI
 	@.ci/stages $(MAKE) $(STAGES)
 
-test-all: ## before a release: the same and what takes long (network); CONTRIBUTING.md has the list
+test-all: ## for releases: also the slow tests (needs network); CONTRIBUTING.md has the list
 	@.ci/stages $(MAKE) $(filter-out test-python %-kubernetes,$(STAGES)) \
 	  test-search test-wheel test-kubernetes test-clients
 
 .PHONY: lint lint-python lint-rust
-lint: ## formatting, lints and types, as the CI checks them; clippy compiles while packages are installed
+lint: ## formatting, lints and types, as in CI; clippy compiles while packages are installed
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint-rust lint-python
 
 lint-python: venv
@@ -56,7 +56,7 @@ lint-rust:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: fmt
-fmt: venv ## format everything, and mend what can be mended automatically
+fmt: venv ## format all sources, and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	cargo fmt --all
@@ -77,7 +77,7 @@ test-wheel: build ## the wheel and the sdist in release form: look inside, insta
 	CARGO_PROFILE=release $(BIN)/python -m pytest tests/packaging
 
 .PHONY: mutants
-mutants: build-for-tests ## which single changes to the sources no test finds; ARGS="rust --sample 40" or "python ..."
+mutants: build-for-tests ## mutation tests: changes to the sources that no test finds; ARGS="rust --sample 40" or "python ..."
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 # Versions, or paths of interpreters
@@ -105,7 +105,7 @@ test-dashboard: build ## the dashboard in headless Chromium (5 minutes); its pic
 	DASHBOARD_PICTURES=docs $(BIN)/python -m pytest tests/e2e/test_dashboard.py tests/e2e/test_dashboard_chat.py
 
 .PHONY: test-clients
-test-clients: build ## clients that others wrote, unchanged, from PyPI (10 minutes); ARGS="openai_sdk" for some
+test-clients: build ## third-party clients from PyPI (10 minutes); ARGS="openai_sdk" for some
 	$(BIN)/python tests/clients/run.py $(ARGS)
 
 .PHONY: test-peers
@@ -113,17 +113,17 @@ test-peers: build ## server tests of vLLM and of SGLang's router, unmodified, fr
 	$(BIN)/python tests/peers/run.py $(ARGS)
 
 .PHONY: sizes
-sizes: ## how long the sources are
+sizes: ## print the lengths of the sources
 	@$(PYTHON) tests/file_sizes.py
 
-# -- what they need --------------------------------------------------------------------------------
+# -- prerequisites ---------------------------------------------------------------------------------
 
 .PHONY: venv
-venv: ## .venv with everything of requirements.lock
+venv: ## make .venv with the packages of requirements.lock
 	$(LOCKED) $(INSTALLED)
 
 .PHONY: build
-build: ## the router, compiled into the checkout and installed in .venv
+build: ## compile the router and install it in .venv
 	$(LOCKED) $(BUILT)
 
 .PHONY: build-for-tests
@@ -154,7 +154,7 @@ $(BUILT_FOR_TESTS): $(INSTALLED) $(RUST_SOURCES)
 	@touch $@
 
 .PHONY: lock
-lock: venv ## write requirements.lock anew from pyproject.toml
+lock: venv ## write requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra worker --extra test --no-emit-package mla-router \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
@@ -164,7 +164,7 @@ wheel: venv ## the wheel and the sdist, in dist
 	$(BIN)/maturin build --release --locked --sdist --out dist
 
 .PHONY: clean
-clean: ## remove everything that was made
+clean: ## remove all outputs
 	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f python/mla_router/_router*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

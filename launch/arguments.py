@@ -189,7 +189,7 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         type=_port,
         default=31000,
         metavar="INT",
-        help="port of the first worker; a port that is taken is passed over (default: %(default)s)",
+        help="port of the first worker; ports in use are skipped (default: %(default)s)",
     )
 
 

@@ -30,7 +30,9 @@ def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
             f"  dashboard {base}/dashboard",
             *(f"  worker {index}  http://{w.host}:{w.port}" for index, w in enumerate(workers)),
             "",
-            "Ask it (the key is read from this process, as its user):" if key else "Ask it:",
+            "Try it (the key is read from this process; run as the same user):"
+            if key
+            else "Try it:",
             _curl(base, model, header, stream=False),
             "",
             "The same, streaming:",

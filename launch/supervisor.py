@@ -148,9 +148,9 @@ class _Member:
             return
         reason = f"worker {self._index} {describe_exit(status)} before it was ready"
         if status == USAGE_ERROR:
-            raise GaveUpError(f"{reason}; its own lines above say why")
+            raise GaveUpError(f"{reason}; see its log lines above")
         if failures >= self._policy.attempts:
-            raise GaveUpError(f"{reason}, {failures} times; its own lines above say why")
+            raise GaveUpError(f"{reason}, {failures} times; see its log lines above")
 
     def _say(self, text: str) -> None:
         self._output.launch(f"worker {self._index} {text}")

@@ -19,8 +19,8 @@ from typing import Any
 
 # The ranks of a worker are on one machine.
 _RANKS = {"NCCL_SOCKET_IFNAME": "lo"}
-# Steps differ in size: memory that one step frees must fit tensors of other sizes in the next.
-# OpenMP threads that wait for each other sleep: on a busy machine those that spin keep the cores from those they wait for.
+# Steps differ in size, so memory that one step frees must be usable for tensors of other sizes in the next step.
+# OpenMP threads sleep while they wait: on a busy machine, spinning threads occupy the cores that the awaited threads need.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
@@ -120,7 +120,7 @@ class WorkerConfig:
     )
     enable_force_include_usage: bool = _flag(
         False,
-        "send the token counts in each chunk of a stream, whatever the request says",
+        "send the token counts in each chunk of every stream, even if the request does not ask for them",
     )
     enable_per_request_metrics: bool = _flag(
         False,

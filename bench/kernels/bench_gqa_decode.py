@@ -132,7 +132,7 @@ class Inputs:
         self.out = self.q.new_empty(case.batch, case.heads, case.v_head_dim)
 
     def schedule(self, chosen: Tiling, times: int = 1) -> DecodeSchedule:
-        """With `times` as many parts as occupy the GPU once."""
+        """Returns a schedule with `times` as many parts as programs run at a time."""
         case = self.case
         parts = num_parts(
             chosen, case.heads, 1, self.lengths.device, num_kv_heads=case.num_kv_heads
@@ -142,7 +142,7 @@ class Inputs:
         )
 
     def call(self, schedule: DecodeSchedule) -> Callable[[], None]:
-        """Each over the next cache, the first over the first."""
+        """Returns a function. Each call uses the next cache, the first call the first one."""
         turn = cycle(self.caches)
         return lambda: gqa_decode_triton(
             self.q,
@@ -160,7 +160,7 @@ class Inputs:
         return time_graph_us(self.call(schedule), launches=copies * math.ceil(20 / copies))
 
     def error(self, schedule: DecodeSchedule) -> float:
-        """Of the first few requests, against torch."""
+        """Returns the largest error of the first few requests, compared with torch."""
         self.call(schedule)()
         few = min(self.case.batch, 4)
         expected = torch.empty_like(self.out[:few])

@@ -160,7 +160,7 @@ class Inputs:
         return num_parts(chosen, self.case.heads, self.case.queries, self.lengths.device)
 
     def ours(self, schedule: DecodeSchedule) -> Callable[[], torch.Tensor]:
-        """Each call over the next cache, the first over the first."""
+        """Returns a function. Each call uses the next cache, the first call the first one."""
         torch.cuda.synchronize()  # the schedule is settled: without that its first use may come too early
         turn = cycle(self.caches)
         return lambda: mla_decode_triton(
@@ -194,7 +194,7 @@ class Inputs:
         )
 
     def flashinfer(self) -> tuple[Callable[[], None], Callable[[], torch.Tensor]] | None:
-        """What plans it on the host and, planned, what runs it. None if it is not installed, or the cache is FP8."""
+        """Returns FlashInfer's plan on the host and its run. None if it is not installed, or if the cache is FP8."""
         if self.case.fp8:
             return None
         try:

@@ -82,7 +82,7 @@ class Inputs:
         self.lengths = torch.full((total,), self.longest, dtype=torch.int32, device="cuda")
 
     def us(self, *, shared: bool) -> tuple[float, Tensor]:
-        """And what is computed over the first cache."""
+        """Returns the time of a call, and its result with the first cache."""
         device, total = self.lengths.device, len(self.lengths)
         prefixes = None
         if shared:

@@ -92,7 +92,7 @@ def route(model: MoeModel, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def floors_us(model: MoeModel, case: Case) -> tuple[float, float]:
-    """Of gate_up and of down: the weights of the experts hit read once, or the products."""
+    """Returns the floors of gate_up and of down: one read of the weights of all used experts, or the products."""
     pairs = case.ids.numel()
     one = model.hidden * model.width
 

@@ -1,9 +1,9 @@
-"""What grammars cost a step: the masks of a batch, from the scheduler's call until they are there.
+"""The time that grammars add to a step: from the scheduler's request for the masks of a batch until they arrive.
 
     python bench/serving/grammar_masks.py --out bench/results/grammar_masks.jsonl
 
 The vocabulary is byte-level BPE of DeepSeek-V3's size (129,280 tokens), trained on this repository's
-dependencies, or what `--tokenizer` names. All rows follow the sentences of one schema, or of a schema
+dependencies, or the one of `--tokenizer`. All rows follow the sentences of one schema, or of a schema
 each. `random` sentences are drawn from the masks themselves: they stay in their first string, where
 masks cost the most. `records` are filled with words, as a model would.
 
@@ -48,7 +48,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Times:
-    """Of each step."""
+    """Times of each step."""
 
     pool_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)  # wall

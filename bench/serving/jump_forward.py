@@ -158,7 +158,7 @@ def grammar(schema: dict[str, Any]) -> Grammar:
 
 
 def share(folder: Path, *, any_whitespace: bool) -> dict[str, float]:
-    """Of all answers' tokens."""
+    """Returns the shares of forced tokens among all tokens of the answers."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary = read_vocabulary(folder, tokenizer.get_vocab_size())
     compiler = Compiler(vocabulary, any_whitespace=any_whitespace)

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 class RouterError(Exception):
-    """The router cannot do what was asked; the message is one line."""
+    """An operation of the router has failed. The message is one line."""
 
 class _Settings(TypedDict):
     worker_urls: list[str]
@@ -108,24 +108,24 @@ class _Worker(TypedDict):
     is_healthy: bool
     breaker: Literal["closed", "open", "half_open"]
     dp_rank: int | None  # None if the router does not choose the data-parallel rank
-    trouble: _Trouble | None  # why it gets no requests
+    trouble: _Trouble | None  # the reason why it gets no requests
     requests: int
     pending_tokens: int
     models: list[str]
     boot_id: str | None
     max_total_num_tokens: int | None
     runtime: Literal["mla", "sglang", "vllm"] | None
-    unreported_answers: int  # that have not said how many prompt tokens were cached
+    unreported_answers: int  # complete answers without a report of cached tokens
 
 class _Tokens(TypedDict):
-    """Of the requests for which a worker has said what was cached."""
+    """Prompt tokens of the requests with a report of cached tokens."""
 
     prompt: int
-    predicted: int  # what the router took for cached
+    predicted: int  # tokens that the router predicted to be cached
     cached: int
 
 class _EngineLoad(TypedDict):
-    """What an engine's /metrics says; None where it does not."""
+    """The figures in an engine's /metrics. None: the engine does not report the figure."""
 
     running: float | None
     waiting: float | None
@@ -136,7 +136,7 @@ class _EngineLoad(TypedDict):
     pauses: float | None
 
 class _WorkerStats(_Worker):
-    selections: dict[str, int]  # requests sent to it, by the policy's reason
+    selections: dict[str, int]  # requests sent to the worker, by the policy's reason
     tokens: _Tokens
     tree_blocks: int
     ejections: int
@@ -144,8 +144,8 @@ class _WorkerStats(_Worker):
 
 class _Requests(TypedDict):
     in_flight: int
-    waiting: int  # of these, those that no worker can take now
-    answered: dict[str, int]  # by class of status: "2xx" and so on
+    waiting: int  # requests in flight that wait for a worker
+    answered: dict[str, int]  # by status class: "2xx" and so on
     client_aborts: int
     retries: int
     upstream_errors: int
@@ -153,11 +153,11 @@ class _Requests(TypedDict):
 class _Latency(TypedDict):
     count: int
     sum_s: float
-    buckets: list[tuple[float, int]]  # upper bound in seconds, and how many took at most so long
+    buckets: list[tuple[float, int]]  # upper bound in seconds, and number of requests up to it
 
 class _Tree(TypedDict):
     blocks: int
-    held: int  # blocks, counted once for each worker that holds them
+    held: int  # blocks, counted once for each worker that owns them
     bytes: int
 
 class _Process(TypedDict):
@@ -165,7 +165,7 @@ class _Process(TypedDict):
     resident_bytes: int
 
 class _Stats(TypedDict):
-    """Counts go up from the start of the router; whoever wants a rate takes two of these."""
+    """A snapshot. Counts begin at the start of the router; the difference of two snapshots gives a rate."""
 
     version: str
     uptime_s: float
@@ -182,18 +182,18 @@ class _Stats(TypedDict):
 class _Flag(TypedDict):
     name: str
     heading: str | None
-    value_name: str | None  # None: it takes no value
-    several: bool  # it takes any number of values
+    value_name: str | None  # None: the flag takes no value
+    several: bool  # the flag takes any number of values
     default: str | None
     help: str
     choices: list[str]
 
 @final
 class RouterConfig:
-    """All settings of a router. What is not given, or None, has the default of the command line.
+    """All settings of a router. A setting that is missing or None has the default of the command line.
 
-    An unknown name is a TypeError, a bad value a ValueError that names the flag. The environment is
-    not asked.
+    Raises TypeError for an unknown name, and ValueError, which names the flag, for an invalid value. Environment
+    variables are not read.
     """
 
     def __new__(
@@ -265,11 +265,10 @@ class RouterConfig:
     ) -> Self: ...
     @staticmethod
     def from_argv(argv: Sequence[str]) -> RouterConfig:
-        """The settings that a command line, without the program's name, stands for; keys that it
-        does not name come from the environment."""
+        """Parses a command line without the program name. Keys that are not in it are read from the environment."""
 
     def to_dict(self) -> _Settings:
-        """All settings by name; `RouterConfig(**settings)` makes the same again."""
+        """Returns all settings by name. `RouterConfig(**settings)` gives an equal config."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -279,35 +278,35 @@ class RouterConfig:
 class Router:
     """A router within this process. `start` and `stop` it, or use it as a context manager.
 
-    It runs on threads of its own and needs the interpreter for nothing. Every method may be called
-    from any thread; those that wait let other Python threads run and can be ended by Ctrl-C.
+    It runs on its own threads and does not need the interpreter. Every method may be called from any thread. While a
+    method waits, other Python threads run, and Ctrl-C ends the wait.
     """
 
     def __new__(cls, config: RouterConfig | None = None) -> Self: ...
     def start(self) -> None:
-        """Returns when the port is open; RouterError if it is taken."""
+        """Starts the router. Returns when the port is open. Raises RouterError if the port is in use."""
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which the router listens."""
 
     def add_worker(self, url: str) -> None:
-        """Registers a worker; it takes requests after its first good health check."""
+        """Registers a worker. It gets requests after its first good health check."""
 
     def remove_worker(self, url: str) -> None:
-        """Takes a worker out of rotation; it may finish what it is serving."""
+        """Removes a worker. Its requests in flight may finish."""
 
     def workers(self) -> list[_Worker]:
-        """The workers and their state, in the order of registration."""
+        """Returns the workers and their state, in the order of registration."""
 
     def stats(self) -> _Stats:
-        """What the router knows and has counted, in one piece."""
+        """Returns a snapshot of all statistics."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Takes no new requests; true when those in flight have finished in time."""
+        """Refuses new requests. Returns whether the requests in flight have finished within `timeout_s` seconds."""
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Closes the port and, after `timeout_s`, the connections. Does nothing if not running."""
+        """Closes the port and, after `timeout_s`, the connections. Does nothing if the router is not running."""
 
     def wait(self) -> None:
         """Returns when the router has been stopped. Ctrl-C ends the wait, not the router."""
@@ -321,10 +320,10 @@ class Router:
     ) -> None: ...
 
 def router_flags() -> list[_Flag]:
-    """The flags of the router's command line, so that others can offer the same."""
+    """Returns the flags of the router's command line, so that other commands can offer them."""
 
 def ignored_router_flags() -> dict[str, str]:
-    """Flags of SGLang's router that are accepted without effect: name to reason."""
+    """Returns the flags of SGLang's router that are accepted without effect, with the reasons."""
 
 def run_cli(argv: Sequence[str]) -> int:
-    """The `mla-router` command with these arguments; its exit status."""
+    """Runs the `mla-router` command with these arguments. Returns its exit status."""

@@ -29,7 +29,7 @@ pub enum Error {
     UriTooLong { limit: usize },
     #[error("the head of the request did not arrive within {after:?}")]
     HeadTimeout { after: Duration },
-    #[error("nothing of the request's body arrived for {after:?}")]
+    #[error("no byte of the request body arrived for {after:?}")]
     BodyTimeout { after: Duration },
     #[error(
         "the request's body came slower than {rate} bytes a second, the limit set by --body-min-rate"
@@ -43,11 +43,9 @@ pub enum Error {
     BadRequest { param: &'static str, message: String },
     #[error("missing or wrong API key; send it as `Authorization: Bearer KEY`")]
     Unauthorized,
-    #[error("this router is not addressed as {0}; if it should be, name it by --allowed-hosts")]
+    #[error("the Host {0} is not a name of this router; to allow it, add it to --allowed-hosts")]
     ForeignHost(String),
-    #[error(
-        "web pages of {0} may not send this request; --cors-allowed-origins names origins that may"
-    )]
+    #[error("web pages of {0} may not send this request; to allow it, set --cors-allowed-origins")]
     ForeignOrigin(String),
     #[error("unknown path: {0}")]
     NotFound(String),

@@ -72,7 +72,7 @@ def test_runs() -> None:
 
 
 def test_an_untrained_network_is_mostly_wrong(tmp_path: Path) -> None:
-    """So the shares that training reports are not those of anything."""
+    """So the accuracies that training reports do not come from the questions alone."""
     from argparse import Namespace
 
     small_model.write_files(tmp_path)

@@ -1,4 +1,4 @@
-"""What the small model is trained on: well-formed, and the same text that a worker would write."""
+"""The training text of the small model is well-formed, and equals the text that a worker would write."""
 
 from __future__ import annotations
 

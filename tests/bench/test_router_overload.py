@@ -32,7 +32,7 @@ def test_four_times_the_capacity_is_served_or_refused(tmp_path: Path) -> None:
     assert above["goodput"] > below["goodput"]
     for row in result["rows"]:
         assert set(row["probe_statuses"]) == {"200"}
-    # Two engines with eight places need 2.6 s for what is in the router's queue and in theirs.
+    # Two engines with eight places need 2.6 s for the requests in the router's queue and in their own queues.
     assert 1 <= above["retry_after_s"] <= 30
     plot = [sys.executable, ROOT / "bench/router/overload_plot.py", "--results", out]
     subprocess.run([*plot, "--out", picture], check=True)

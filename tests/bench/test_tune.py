@@ -25,7 +25,7 @@ FP8_KIND = "dtype=fp8_w8a8,block_shape=[128,128]"
 
 
 def test_shapes_of_deepseek_v3() -> None:
-    """By hand, from its config."""
+    """Compares with shapes that were computed by hand from the config."""
     v3 = MODELS["deepseek-v3"]
     whole = {(shape.outputs, shape.inputs) for shape in dense_shapes(v3, 1)}
     assert whole == {

@@ -120,7 +120,7 @@ def test_logprobs_are_sent_if_requested(model: CausalLM) -> None:
 def test_prompt_logprobs_agree_with_transformers(
     model: CausalLM, reference: Any, chunk_size: int
 ) -> None:
-    """Of whole prompts and of their ends, in chunks and with cached prefixes, some with top logprobs."""
+    """Compares the logprobs of whole prompts and of their ends, in chunks and with cached prefixes."""
     rng = random.Random(3)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
     script: dict[int, list[ToScheduler]] = {}

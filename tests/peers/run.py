@@ -30,7 +30,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CACHE = ROOT / "target/peers"  # what is downloaded, and reports
+CACHE = ROOT / "target/peers"  # downloads and reports
 TIMEOUT_S = 3600.0  # of one suite
 TEST_S = 180  # of one test
 
@@ -55,7 +55,7 @@ class Suite:
     variable: str = ""  # of the environment, which names the folder
 
     def sources(self) -> Path | None:
-        """The folder of the sources; None if nobody has said where they are."""
+        """The folder of the sources; None if it is not known."""
         if self.variable:
             named = os.environ.get(self.variable)
             return Path(named).resolve() if named else None
@@ -161,7 +161,7 @@ def selected(suite: Suite, patterns: list[str]) -> list[str]:
 
 
 def judge(suite: Suite, outcomes: dict[str, str]) -> list[str]:
-    """What is not as expected, a line for each test."""
+    """Returns a line for each test whose outcome is not as expected."""
     wrong = []
     for test, outcome in outcomes.items():
         if suite.luck(test):

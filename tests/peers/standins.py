@@ -327,7 +327,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @pytest.fixture(scope="class")
 def setup_backend() -> Iterator[tuple[str, str, openai.OpenAI, Any]]:
-    """Of sgl-model-gateway's tests: a server, behind their own client of a gateway's API."""
+    """Replaces a fixture of sgl-model-gateway's tests: a server behind their client of a gateway."""
     from infra import Gateway
 
     with Server(str(TOKENIZER)) as server:

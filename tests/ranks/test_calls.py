@@ -81,7 +81,7 @@ def test_every_method_that_changes_an_engine_is_a_call() -> None:
 
 
 def test_a_call_has_the_arguments_of_its_method() -> None:
-    """But the output of `forward`, which stays on its rank."""
+    """The output of `forward` is no argument of a call, because it stays on its rank."""
     for name, call in ENGINE_CALLS.items():
         taken = set(inspect.signature(getattr(Engine, name)).parameters) - {"self", "forward"}
         assert set(call.__struct_fields__) == taken

@@ -19,7 +19,7 @@ PROMPT = [i % 50 for i in range(40)]
 def test_a_small_request_of_higher_priority_starts_beside_a_large_one_that_waits_for_memory(
     overlap: bool,
 ) -> None:
-    """What came after the large one was found not to fit is looked at, although nothing else has changed."""
+    """A request that arrives after the large one did not fit is considered, although nothing else has changed."""
     script: dict[int, list[ToScheduler]] = {
         0: [generate("running", PROMPT, 80)],
         5: [generate("large", [49 - token for token in PROMPT] * 2, 40)],
@@ -42,7 +42,7 @@ def test_a_small_request_of_higher_priority_starts_beside_a_large_one_that_waits
 def test_requests_of_two_cache_salts_do_not_wait_for_each_others_prefix(
     salts: tuple[str, str],
 ) -> None:
-    """Those of one salt do: the second finds the prefix that the first has computed."""
+    """With one salt the second request finds the prefix that the first has computed."""
     first, second = (generate(f"r{i}", PROMPT, cache_salt=salt) for i, salt in enumerate(salts))
     outcome = run({0: [first, second]}, chunk_size=128)
     begun = [outcome.channel.turns(f"r{i}")[0] for i in range(2)]

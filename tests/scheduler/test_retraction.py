@@ -131,8 +131,8 @@ def test_the_cheapest_request_is_retracted() -> None:
     assert cheapest(all_but_strongest([oldest, small, ending])) is ending
 
 
-def test_who_was_retracted_while_it_jumped_computes_its_prompt_like_any_other() -> None:
-    """Those who jump go before others in each step: they were decoding."""
+def test_a_request_retracted_after_a_jump_computes_its_prompt_like_any_other() -> None:
+    """Requests after a jump go before others in each step, because they were decoding."""
     jumper = running(0, 0, 2)
     jumper.jump([3, 4, 5])
     assert jumper.is_jumping

@@ -46,7 +46,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 @pytest.fixture(scope="package")
 def deepseek_folder(model_folder: Callable[[str], Path]) -> Path:
-    """With the chat template of DeepSeek-V3.1."""
+    """Starts a worker with the chat template of DeepSeek-V3.1."""
     return model_folder(template("deepseek_v31"))
 
 

@@ -1,4 +1,4 @@
-"""What a model's folder says of its tokens."""
+"""Facts about tokens in the files of a model folder."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of a completion (`text`), of a chat (`message`) and of a chat's stream (`delta`)."""
+    """A choice of a completion (`text`), of a chat (`message`) or of a stream of a chat (`delta`)."""
 
     text: str | None = None
     message: _Message | None = None

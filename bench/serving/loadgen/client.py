@@ -36,7 +36,7 @@ class Outcome:
 
 
 def open_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """One session for a run: connections are reused, and as many are open as requests run."""
+    """Returns the session of a run. It reuses connections, and does not limit their number."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout),

@@ -24,13 +24,13 @@ pub enum Failure {
     WorkerEnded,
     #[error("the worker has sent nothing for {0:?}")]
     Stuck(Duration),
-    #[error("the worker sends other streams and has sent nothing of this one for {0:?}")]
+    #[error("the worker has sent no byte of this stream for {0:?}, but bytes of other responses")]
     Starved(Duration),
     #[error("the worker sent an event without end")]
     EventTooLong,
     #[error("the worker broke and no other could continue: {0}")]
     NotContinued(String),
-    #[error("the request outlived --request-timeout-secs")]
+    #[error("the request took longer than --request-timeout-secs")]
     Timeout,
     #[error("the router is shutting down")]
     Stopping,

@@ -95,7 +95,7 @@ pub struct Metrics {
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
     pub first_byte: Histogram,
-    /// As `first_byte`, for streamed answers only: other answers come after their last token.
+    /// The same as `first_byte`, for streamed answers only: other answers come after their last token.
     pub first_token: Histogram,
     /// Time from the last byte of the request to the end of its response.
     pub duration: Histogram,

@@ -70,7 +70,7 @@ labels! {
         Balance => "balance",
         /// No worker holds enough of the prompt.
         Cold => "cold",
-        /// As `Cold`, and the worker is the rendezvous owner of the prompt.
+        /// The same as `Cold`, and the worker is the rendezvous owner of the prompt.
         RendezvousOwner => "home",
         /// There is no prompt, or less than one block of it.
         NoPrefix => "no_prefix",

@@ -41,7 +41,7 @@ impl Router {
             Some(Finding::Emptied) => {
                 replica.counters.emptied.increment();
                 tracing::warn!(
-                    "worker {name} has lost its cache: nothing of the last prompts was there"
+                    "worker {name} has lost its cache: nothing of the last prompts was cached"
                 );
             }
             Some(Finding::NoCache) => {

@@ -100,7 +100,7 @@ impl Exporter {
                 if !std::mem::replace(&mut self.failure_logged, true) {
                     let url = String::from(self.collector.clone());
                     tracing::warn!(
-                        "traces are lost, the collector {url} does not take them: {error}"
+                        "traces are lost: the collector {url} does not accept them: {error}"
                     );
                 }
             }

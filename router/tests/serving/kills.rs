@@ -245,7 +245,7 @@ async fn a_stream_that_broke_waits_anew_for_a_worker() {
     assert_nothing_booked(&router).await;
 }
 
-/// The longest pause of a client's stream, and what it has said.
+/// The longest pause of a client's stream, and its text.
 async fn longest_pause(client: &mut Client, (path, body): &(&'static str, Value)) -> (f64, Value) {
     let answer = client.send(post(path, body.to_string())).await.expect("a head");
     let (mut body, mut bytes) = (answer.into_body(), Vec::new());

@@ -1,4 +1,4 @@
-//! Several times the load that workers and queue can hold. The router serves what it can, refuses the rest with
+//! Several times the load that workers and queue can hold. The router serves as many requests as it can, refuses the rest with
 //! Retry-After, and its memory does not grow with the refusals.
 
 use std::{

@@ -44,7 +44,7 @@ def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
 
 
 def test_reads_of_a_decode_graph_are_bounded() -> None:
-    """As decode rows, a chunk of n tokens that ends at e reads n * e rows instead of e."""
+    """A chunk of n tokens that ends at position e reads n * e rows as decode rows, and e rows otherwise."""
     end = MAX_EXTRA_READS // 8
     assert fits_decode_graph(step(chunk(5, 10 * MAX_EXTRA_READS, 1), decodes=2))
     assert fits_decode_graph(step(chunk(5, end - 9, 9), decodes=2))

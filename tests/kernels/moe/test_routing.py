@@ -126,7 +126,7 @@ def test_a_row_decides_between_replicas(route: Route) -> None:
 
 @both
 def test_pairs_are_counted(route: Route) -> None:
-    """Those of idle rows are not; those that another rank computes are."""
+    """Pairs of idle rows are not counted. Pairs that another rank computes are counted."""
     logits = torch.randn(70, 24, generator=torch.Generator().manual_seed(0))
     rule = RoutingRule(3, "sigmoid", num_groups=4, top_groups=2)
     out_cache_loc = torch.arange(70) % 7

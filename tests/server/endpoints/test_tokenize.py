@@ -55,7 +55,7 @@ def test_other_paths_for_the_same(worker: FakeWorker) -> None:
 
 
 def test_what_is_told_of_the_tokenizer(worker: FakeWorker) -> None:
-    """By transformers, which reads the same folder."""
+    """Compares with transformers, which reads the same folder."""
     reference: Any = transformers.AutoTokenizer.from_pretrained(str(SMALL_MODEL))
     told = get_json(worker.url + "/tokenizer_info")
     assert told["tokenizer_class"] == type(reference).__name__

@@ -1,4 +1,4 @@
-"""What separates prefix caches, as the scheduler is told."""
+"""The fields that separate prefix caches reach the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that decide what a request leaves open."""
+"""Flags that set the fields which a request omits."""
 
 from __future__ import annotations
 

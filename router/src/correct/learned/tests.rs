@@ -92,7 +92,7 @@ fn a_prompt_of_unknown_length_teaches_nothing() {
     let key = RouteKey { measure: Measure::Unknown, ..text() };
     let (learned, finding) = report(&key, 10);
     assert_eq!((finding, learned.capacity()), (None, 1 << 20));
-    // Nor how many tokens a block has.
+    // The tokens per block are not learned either.
     let tree = PrefixTree::new(1 << 20);
     learned.set_capacity(&tree, WORKER, 16 << 10);
     let capacity = learned.capacity();

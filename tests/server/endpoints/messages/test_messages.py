@@ -134,7 +134,7 @@ def test_text(ask: Any, body_of: Any, rendered: Any) -> None:
         "stop_reason": "end_turn",
         "stop_sequence": None,
     }
-    # Anthropic counts what was cached apart; the fake scheduler says two tokens.
+    # Anthropic counts cached tokens separately. The fake scheduler reports two.
     assert usage["cache_read_input_tokens"] == 2
     assert usage["cache_creation_input_tokens"] == 0
     assert usage["input_tokens"] > 2
