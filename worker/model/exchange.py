@@ -1,6 +1,7 @@
-"""The exchange of rows among DP ranks, around layers that all of them divide.
+"""The exchange of rows among DP ranks, around the layers of experts.
 
-Each DP rank has its own requests. A layer of experts takes the rows of all DP ranks, and gives each its own rows of the sum.
+Each DP rank has its own requests, and a part of the experts. A layer of experts takes the rows of all DP ranks. Their
+results are summed, and each DP rank gets its own rows of the sum.
 """
 
 from __future__ import annotations
@@ -33,4 +34,4 @@ class Exchange(NamedTuple):
         return self.group.scatter_rows(rows, self.counts)
 
 
-NO_EXCHANGE = Exchange()  # of rows of which none is idle
+NO_EXCHANGE = Exchange()  # without other DP ranks and idle rows

@@ -2,7 +2,7 @@
 
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
 device, and a CUDA graph can capture it. All ranks must call the same collectives in the same order, with tensors of
-one shape and dtype. Tensors of rows may have other numbers of rows on each rank.
+one shape and dtype. Only `gather_rows` and `scatter_rows` take a different number of rows from each rank.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Group:
             parts = list(torch.split(gathered, list(counts)))
             _finish(self._processes.allgather([parts], [x.contiguous()], self._gather))
             return gathered
-        # Gloo has equal parts alone
+        # Gloo gathers only tensors of one shape
         padded = x.new_zeros(max(counts), *x.shape[1:])
         padded[: len(x)] = x
         equal = self.all_gather(padded, 0).chunk(self.size)
@@ -135,6 +135,6 @@ class Group:
 
 
 def _finish(work: Any) -> None:
-    """Waits for a collective of gloo. NCCL's return None: they are behind each other on the stream."""
+    """Waits for a collective of gloo. NCCL's return None, or an object for which only the stream waits."""
     if work is not None:
         work.wait()
