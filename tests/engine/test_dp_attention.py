@@ -52,19 +52,19 @@ def test_each_dp_rank_has_the_results_of_an_engine_alone(
 
 
 @pytest.mark.parametrize("division", [Division(2, 2, expert_parts=2), Division(4, 2)], ids=str)
-def test_decode_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
+def test_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
     """All ranks run the graph of the one with most rows. Experts compute no padding."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
-    case = Case(tmp_path, CAPACITY, graph_sizes=(2, 4, 8, 16))
+    case = Case(tmp_path, CAPACITY, decode_sizes=(2, 4, 8, 16), piecewise_sizes=(8, 24, 40))
     seen = compare(tmp_path, division, case, seed=7, count=6)
-    assert all(outcome.idle_rows for outcome in seen)
+    assert all(outcome.idle_rows and outcome.piecewise_steps for outcome in seen)
 
 
 def test_the_first_steps_of_engines_need_no_agreement(tmp_path: Path) -> None:
     """All DP ranks run the same steps then."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     alone = served(tmp_path, count=4)
-    processes, case = ranks(2), Case(tmp_path, CAPACITY, graph_sizes=(4,))
+    processes, case = ranks(2), Case(tmp_path, CAPACITY, decode_sizes=(4,))
     for outcome in processes.call(
         dp_engine.repeat, processes.folder, Division(2, 2), case, [alone.steps] * 2
     ):
@@ -81,5 +81,5 @@ def test_random_steps(tmp_path: Path, division: Division) -> None:
     for seed, name in enumerate(("v3", "v2_lite", "v2_grouped", "v3_halves") * 2, 100):
         folder = tmp_path / str(seed)
         write_tiny_model(folder, seed=seed, **CONFIGS[name])
-        graphs = ((), (1, 2, 3, 4, 6, 8, 12, 16, 24))[seed % 2]
-        compare(folder, division, Case(folder, CAPACITY, graphs), seed=seed, count=16)
+        graphs = ((), ()), ((1, 2, 3, 4, 6, 8, 12, 16, 24), (16, 24, 32))
+        compare(folder, division, Case(folder, CAPACITY, *graphs[seed % 2]), seed=seed, count=16)

@@ -20,6 +20,7 @@ from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.deepseek import Gate
 from support.fake_graphs import fake_decode_graphs
+from support.fake_piecewise import fake_piecewise_graphs
 from support.rank_engine import CPU, Step, engine_of_rank
 
 IDLE = Step(StepPlan((), (), (), (), ()), None)
@@ -36,7 +37,8 @@ class Division(NamedTuple):
 class Case(NamedTuple):
     folder: Path
     capacity: Capacity
-    graph_sizes: Sequence[int] = ()  # of decode graphs
+    decode_sizes: Sequence[int] = ()  # of decode graphs
+    piecewise_sizes: Sequence[int] = ()
 
 
 class Outcome(NamedTuple):
@@ -45,6 +47,7 @@ class Outcome(NamedTuple):
     results: list[StepResult]  # of the steps in which it has rows
     idle_rows: int  # that gates have seen
     routed_idle_rows: int  # of these, the ones with an expert
+    piecewise_steps: int
 
 
 def together(of_ranks: Sequence[Sequence[Step]], seed: int) -> list[list[Step]]:
@@ -98,8 +101,9 @@ def repeat(
             idle += len(of_idle)
             routed += int((of_idle >= 0).sum())
 
-    if case.graph_sizes:
-        fake_decode_graphs(engine, case.graph_sizes, pytest.MonkeyPatch())
+    if case.decode_sizes:
+        fake_decode_graphs(engine, case.decode_sizes, pytest.MonkeyPatch())
+    piecewise = fake_piecewise_graphs(engine, case.piecewise_sizes)
     for module in engine.model.modules():
         if isinstance(module, Gate):
             module.register_forward_hook(count)
@@ -110,7 +114,7 @@ def repeat(
             results.append(result)
         else:
             assert not result.tokens, f"tokens of an idle rank: {result}"
-    return Outcome(results, idle, routed)
+    return Outcome(results, idle, routed, sum(graph.replays for graph in piecewise))
 
 
 @cache
