@@ -224,7 +224,7 @@ def _dest(router_flag: str) -> str:
 
 def _port(text: str) -> int:
     if not (text.isdecimal() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
     return int(text)
 
 

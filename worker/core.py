@@ -163,7 +163,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_logprobs: list[list[float]] = []
 
     def first(self, count: int) -> Logprobs:
-        """Returns those of the first `count` tokens."""
+        """Returns the logprobs of the first `count` tokens."""
         return Logprobs(self.logprobs[:count], self.top_ids[:count], self.top_logprobs[:count])
 
 

@@ -34,7 +34,7 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 
 
 _ALWAYS = "always on"
-_ONE_MACHINE = "the ranks of a worker are on one machine, and meet without an address"
+_ONE_MACHINE = "the ranks of a worker are on one machine, and need no address"
 _ONE_WAY = "ranks exchange by gloo on a CPU and NCCL on GPUs"
 _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
 _ONE_EXCHANGE = "each rank computes its experts of all tokens"

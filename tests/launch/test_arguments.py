@@ -169,7 +169,7 @@ def test_sglang_short_names(model: Path) -> None:
     ("argv", "mention"),
     [
         (["--dp-size", "0"], "--dp-size/--data-parallel-size/--dp: '0': a whole number from 1 on"),
-        (["--port", "70000"], "--port: '70000' is no port"),
+        (["--port", "70000"], "--port: '70000' is not a port"),
         (["--page-size", "7"], "--page-size"),
         (["--tp", "2", "--ep", "4"], "--ep-size 4: must divide"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),

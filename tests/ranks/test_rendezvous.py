@@ -1,4 +1,4 @@
-"""Ranks meet, and missing ones are named within the time limit."""
+"""The rendezvous of the ranks. An error names missing ranks within the time limit."""
 
 from __future__ import annotations
 

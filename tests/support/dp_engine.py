@@ -81,7 +81,7 @@ def repeat(
     case: Case,
     of_ranks: Sequence[Sequence[Step]],
 ) -> Outcome:
-    """Runs the steps of this process's DP rank. `meeting`: the folder of the processes."""
+    """Runs the steps of this process's DP rank. `meeting`: the folder of the rendezvous."""
     groups = _groups(group, division.dp_size, meeting)
     engine = engine_of_rank(
         groups,

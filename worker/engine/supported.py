@@ -34,7 +34,7 @@ def check_device(
 ) -> None:
     """Raises ConfigError if `device` is a GPU without the architecture or the limits that our kernels need. 32-bit
     models use torch's operations instead. Raises ModelError if the model is quantized in blocks that the kernels do not
-    take."""
+    support."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return
     if model.quantization is not None:
@@ -56,7 +56,7 @@ def check_device(
 
 
 def check_blocks(quantization: Quantization) -> None:
-    """Raises ModelError if the columns that share a scale are no whole groups of activations."""
+    """Raises ModelError if the number of columns that share a scale is not a multiple of GROUP."""
     columns = quantization.block[1]
     if columns is not None and columns % GROUP:
         raise ModelError(

@@ -109,7 +109,7 @@ def _members(token: str) -> Ranges:
             _, last = members.pop(0), members.pop(0)
             high = _code_point(last)
             if high < low:
-                raise ValueError(f"`{first}-{last}` is no range of characters")
+                raise ValueError(f"`{first}-{last}` is not a range of characters")
         ranges.append((low, high))
     ranges = _united(ranges)
     return _complement(ranges) if token[1] == "^" else ranges

@@ -1,4 +1,4 @@
-"""The parts that all decoders share, whatever their attention and feed-forward layers are.
+"""The parts that all decoders share, with any attention and feed-forward layers.
 
 Attributes have the names of the checkpoints.
 """

@@ -342,7 +342,7 @@ class MixtureOfExperts(FeedForward):
 
 
 class Gate(nn.Module):
-    """Chooses experts by scores in float32, whatever the model's dtype: near ties must not flip."""
+    """Chooses experts by scores in float32, for any dtype of the model, because near ties must not flip."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()

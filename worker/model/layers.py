@@ -1,4 +1,4 @@
-"""Parts that every architecture is built from, beside its linear layers (`linear.py`)."""
+"""Parts of every architecture, in addition to its linear layers (`linear.py`)."""
 
 from __future__ import annotations
 

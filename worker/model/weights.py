@@ -103,7 +103,7 @@ def copy_file(
 
 
 def is_unused(name: str, config: ModelConfig) -> bool:
-    """Whether the tensor `name` of a checkpoint is no weight of the model without MTP layers."""
+    """Whether the tensor `name` of a checkpoint does not belong to the model without MTP layers."""
     if name == "lm_head.weight":
         return config.tie_word_embeddings
     layer = LAYER.match(name)
@@ -113,7 +113,7 @@ def is_unused(name: str, config: ModelConfig) -> bool:
 
 
 def is_unused_by_mtp(name: str, config: ModelConfig) -> bool:
-    """Whether the tensor `name` of a checkpoint is no weight of the MTP layers: it is the model's, or their copy of the
+    """Whether the tensor `name` of a checkpoint does not belong to the MTP layers: it is the model's, or their copy of the
     model's embedding or head."""
     layer = LAYER.match(name)
     if layer is None or not _is_mtp(layer, config):

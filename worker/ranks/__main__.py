@@ -62,9 +62,9 @@ def main(argv: list[str] | None = None) -> int:
 def run(
     config: WorkerConfig, rank: int, ipc_dir: Path, leader: Heartbeat, store: int, masks: int
 ) -> NoReturn:
-    """Serves until the process ends. `leader`: the heartbeat of rank 0. `store` and `masks`: descriptors of the ranks'
-    meeting and of `MaskMemory`. Raises ConfigError, RanksError, CallError, and any error of a step."""
-    # The import of torch takes seconds: only after the flags are validated.
+    """Serves until the process ends. `leader`: the heartbeat of rank 0. `store` and `masks`: descriptors of the
+    rendezvous store and of `MaskMemory`. Raises ConfigError, RanksError, CallError, and any error of a step."""
+    # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
     from mla_router.worker.ranks.load import load_rank

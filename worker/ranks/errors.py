@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class RanksError(Exception):
-    """The ranks of the worker did not meet. The message names the missing ones."""
+    """Some ranks of the worker did not arrive in time. The message names them."""
 
 
 class CallError(ValueError):
-    """An engine call is too large, or its bytes are no call."""
+    """An engine call is too large, or its bytes are not a call."""

@@ -18,8 +18,8 @@ from mla_router.worker.ranks.rendezvous import Rendezvous, store_path
 
 
 def load_rank(config: WorkerConfig, rank: int, store: Path | None) -> Engine:
-    """Returns the engine of `rank`, on the GPU with that offset from --base-gpu-id. `store`: the meeting of the ranks,
-    all of which have arrived; None for one rank. Raises ConfigError."""
+    """Returns the engine of `rank`, on the GPU with that offset from --base-gpu-id. `store`: the store of the rendezvous,
+    at which all ranks have arrived; None for one rank. Raises ConfigError."""
     own = dataclasses.replace(config, base_gpu_id=config.base_gpu_id + rank)
     groups = ONE_RANK
     if store is not None:

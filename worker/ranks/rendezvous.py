@@ -1,4 +1,4 @@
-"""The meeting of a worker's ranks at their start, in a torch FileStore.
+"""The rendezvous of a worker's ranks at their start, in a torch FileStore.
 
 Each rank reports its arrival, and later that its engine is loaded. A rank that does not come within the time limit is an
 error on the ranks that wait for it.

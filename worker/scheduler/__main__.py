@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
-    parser.add_argument("--store-fd", type=int, help="memory in which the ranks meet")
+    parser.add_argument("--store-fd", type=int, help="memory of the rendezvous of the ranks")
     parser.add_argument(
         "--masks-fd", type=int, help="memory of the token bitmasks, for other ranks"
     )
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (EngineFailed, RanksError):
-        logging.getLogger(__name__).critical("the scheduler gives up", exc_info=True)
+        logging.getLogger(__name__).critical("the scheduler cannot continue", exc_info=True)
         return 1
     return 0
 
@@ -76,9 +76,9 @@ def run(
     store: int | None,
     masks: int | None,
 ) -> None:
-    """Serves until `Shutdown`. `store` and `masks`: descriptors of the ranks' meeting and of `MaskMemory`, if there are
+    """Serves until `Shutdown`. `store` and `masks`: descriptors of the rendezvous store and of `MaskMemory`, if there are
     several ranks. Raises ConfigError, EngineFailed, RanksError."""
-    # The import of torch takes seconds: only after the flags are validated.
+    # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.load import load_leader
 
     grammars = _start_grammars(config, masks)
@@ -125,7 +125,7 @@ def run(
 
 
 def _expert_load(engine: Engine) -> Load | None:
-    """Returns the load of the experts from now on; None if it is not counted."""
+    """Returns a counter of the load of the experts; None if the load is not counted."""
     from mla_router.worker.model.expert_load import ExpertLoad
 
     model = engine.model

@@ -33,7 +33,7 @@ pub enum Kind {
     Break { after_tokens: usize },
     /// Each step takes this many times as long.
     Slow { factor: f64 },
-    /// Status 200 with a body that is no answer.
+    /// Status 200 with a body that is not an answer.
     Garbage { form: Garbage },
     /// This status for every generating request. 429 and 503 come with Retry-After.
     Status { status: u16 },

@@ -27,7 +27,7 @@ struct Arguments {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
-        // A commanded death is no success.
+        // An injected crash ends with a failure status.
         Ok(()) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("mla-mock-worker: {error}");

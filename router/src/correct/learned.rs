@@ -54,7 +54,7 @@ impl Prediction {
         self.receipt
     }
 
-    /// Whether the cache was emptied after the prediction: then the prediction is no evidence.
+    /// Whether the cache was emptied after the prediction: then a report says nothing about the prediction.
     fn is_stale(&self, empties: u64) -> bool {
         self.empties != empties
     }
@@ -135,7 +135,7 @@ struct State {
     /// Tick that divides the worker's share of the tree into an older and a newer half, before the first of these
     /// prompts.
     middle: Option<LruTick>,
-    /// Number of times that the cache was emptied. Predictions from before are no evidence.
+    /// Number of times that the cache was emptied. Earlier predictions are ignored.
     empties: u64,
     /// Whether a token was cached since the cache was last found empty.
     has_hit: bool,
@@ -193,7 +193,7 @@ impl LearnedCache {
         }
     }
 
-    /// Empties the worker's share of the tree after its cache was emptied. Requests in flight are no evidence any more.
+    /// Empties the worker's share of the tree after its cache was emptied. Reports of requests in flight are ignored.
     pub fn forget(&self, tree: &PrefixTree, worker: WorkerId) {
         let mut state = self.state.lock();
         state.zeros = 0;

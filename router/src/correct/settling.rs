@@ -1,7 +1,7 @@
 //! Determines which insertions of a worker are settled: their prompts have been computed.
 //!
 //! A prompt is inserted into the tree when its worker is chosen, and is in the cache of the worker once it is
-//! computed. A request in between finds fewer cached tokens than predicted, and that is no error. So the router
+//! computed. A request in between finds fewer cached tokens than predicted, which is not an error of the prediction. So the router
 //! must know which insertions are older than every prompt that is still being computed.
 //!
 //! The method is that of RCU. A request belongs to the epoch in which it was reserved: the present or the previous

@@ -44,7 +44,7 @@ impl Pods {
     pub(super) async fn prepare(config: &Config) -> Result<Self, StartError> {
         let refuse = |why: String| StartError::Discovery(format!("--service-discovery: {why}"));
         if config.selector.is_empty() {
-            // Without labels, all pods of the namespace would be workers, also the router.
+            // Without labels, all pods of the namespace would be workers, including the router.
             return Err(refuse("needs --selector, the labels of the pods that are workers".into()));
         }
         let mut cluster = kube::Config::infer().await.map_err(|error| refuse(error.to_string()))?;

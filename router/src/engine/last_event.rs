@@ -23,7 +23,7 @@ pub(crate) fn is_going_away(data: &[u8]) -> bool {
     STOPPING_CODES.iter().any(|code| memmem::find(data, code).is_some())
 }
 
-/// Whether an event that is no error event is the last of its stream.
+/// Whether an event that is not an error is the last of its stream.
 pub(crate) fn is_last(name: &[u8], data: &[u8]) -> bool {
     data.starts_with(b"[DONE]") || LAST_NAMES.contains(&name)
 }

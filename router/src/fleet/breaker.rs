@@ -136,7 +136,7 @@ impl Breaker {
         let mut state = self.state.lock();
         self.has_failures.store(true, Ordering::Release);
         state.failures = state.failures.saturating_add(1);
-        // Requests that were in flight at the opening are no new evidence.
+        // Failures of requests that were in flight at the opening do not count again.
         let open = state.at(now) != BreakerState::Closed;
         let opens = if open { on_trial } else { at_once || state.failures >= self.threshold };
         if !opens {

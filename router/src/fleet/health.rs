@@ -98,7 +98,7 @@ impl HealthCheck {
         self.backend.pool.sweep();
     }
 
-    /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone is no failure.
+    /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone does not count as a failure.
     /// `None` if there is no such reason.
     fn reason_to_keep(
         &mut self,

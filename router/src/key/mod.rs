@@ -184,13 +184,13 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The model in a body. `None` if the body is no object or has none.
+/// The model in a body. `None` if the body is not an object or has no model.
 pub fn model_of(body: &[u8]) -> Option<ModelName> {
     let name: String = serde_json::from_slice(Fields::scan(body).ok()?.model?).ok()?;
     Some(ModelName::new(&name))
 }
 
-/// The hash of a session name. An empty name is no session: all requests with it would share one.
+/// The hash of a session name. An empty name is not a session, because all requests with it would share one.
 pub fn session_of(name: &[u8]) -> Option<u64> {
     (!name.is_empty()).then(|| xxh3_64(name))
 }

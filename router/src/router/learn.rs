@@ -22,7 +22,7 @@ impl Router {
         if let Some(Report { prompt, predicted, cached }) = report {
             replica.counters.cache(guard.reason, prompt, predicted, cached);
             guard.computed(prompt - cached);
-            // A worker may know a prompt whose text the router does not see, so such prompts are no evidence.
+            // A worker may know a prompt whose text the router does not see, so such prompts are ignored here.
             let at_owner = guard.at_owner.filter(|_| key.measure != Measure::Unknown);
             if let Some(at_owner) = at_owner {
                 let (unknown, found) = (prompt - predicted, cached.saturating_sub(predicted));

@@ -31,7 +31,7 @@ pub(super) async fn run(router: Weak<Router>) {
 fn of_router(router: &Router) -> RouterFigures {
     let metrics = &router.metrics;
     let answered: u64 = StatusClass::ALL.iter().map(|class| metrics.requests.served(*class)).sum();
-    // 429 and 503 of a busy worker are no errors.
+    // 429 and 503 of a busy worker do not count as errors.
     let tries =
         metrics.upstream_errors.total() - metrics.upstream_errors.get(UpstreamFailure::Busy);
     let errors = metrics.requests.served(StatusClass::ServerError) + tries;

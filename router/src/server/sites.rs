@@ -91,7 +91,7 @@ impl Sites {
         headers.get(header::ORIGIN).filter(|origin| self.allows(endpoint, origin)).cloned()
     }
 
-    /// Answers a CORS preflight for the models. `None` if the request is no preflight.
+    /// Answers a CORS preflight for the models. `None` if the request is not a preflight.
     pub(super) fn preflight<B>(
         &self,
         request: &Request<B>,

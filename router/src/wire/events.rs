@@ -24,7 +24,7 @@ pub struct Piece {
     pub ends: bool,
 }
 
-/// The event exceeds the largest size: this is no stream of events.
+/// The event exceeds the largest size: this is not a stream of events.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EventTooLong;
 

@@ -97,7 +97,7 @@ def scaling(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_key_value_heads": 5}, "num_attention_heads 32 is no multiple of 5 KV heads"),
+        ({"num_key_value_heads": 5}, "num_attention_heads 32 is not a multiple of 5 KV heads"),
         ({"head_dim": 63}, "an odd number of values of a head, 63"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         ({"sliding_window": 4096}, "sliding_window 4096 is not supported, only none"),

@@ -3,7 +3,7 @@
 The logits of a row go through, in this order: the request's allowed tokens; the grammar's token bitmask; logit_bias and
 min_tokens; repetition, frequency and presence penalty; temperature; top_k, top_p and min_p. Greedy rows skip the last
 four. Each step before the temperature runs for the rows that use it only. Bitmasks come first because the logprobs are
-computed after them: a masked token stays masked, whatever is added to its logit.
+computed after them: a masked token stays masked, for any number that is added to its logit.
 """
 
 from __future__ import annotations

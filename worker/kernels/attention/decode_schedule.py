@@ -1,7 +1,7 @@
 """The division of the KV rows of a decode step among the programs of a persistent kernel.
 
 The rows of each request are counted in blocks. The blocks of all requests, laid end to end, are cut into `num_parts`
-parts of the same size. Every program has the same work whatever the lengths are, and none waits for the longest
+parts of the same size. Every program has the same work for any lengths, and none waits for the longest
 request. FlashMLA's tile scheduler metadata has the same idea (github.com/deepseek-ai/FlashMLA). The schedule is
 computed on the device, so that a CUDA graph can contain it.
 

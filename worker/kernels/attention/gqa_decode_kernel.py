@@ -83,7 +83,7 @@ def attend_kernel(
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
-        # A head_dim that is no power of two is multiplied in two parts
+        # A head_dim that is not a power of two is multiplied in two parts
         q_own = _load_queries(queries, is_row, W, BLOCK_W, FP8)
         q_rest = q_own
         if BLOCK_REST:

@@ -39,7 +39,7 @@ def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
     heads = common["num_heads"]
     kv_heads = optional_size(raw, "num_key_value_heads") or heads
     if heads % kv_heads:
-        raise ModelError(f"num_attention_heads {heads} is no multiple of {kv_heads} KV heads")
+        raise ModelError(f"num_attention_heads {heads} is not a multiple of {kv_heads} KV heads")
     head_dim = optional_size(raw, "head_dim") or common["hidden_size"] // heads
     return LlamaConfig(
         **common,
