@@ -1,7 +1,7 @@
 """Copies several host arrays to the device as one transfer.
 
-Two pinned host buffers alternate, and the host does not wait for a copy: before it packs a step, it has waited for the
-results of the step two before, whose buffer it overwrites.
+Two pinned host buffers alternate, and the host does not wait for a copy: before it packs step N, it has waited for the
+results of step N-2, whose buffer it overwrites.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ MATCH_BYTES = 128 << 20  # beyond the memory after the compilation
 MAX_THREADS = 8
 # Address space of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
 THREAD_BYTES = 160 << 20
-# CPU time of one grammar in a step: a burst, and a rate that always holds. A mask of a usual schema takes 5 to 20 us,
-# an expensive one 0.4 ms.
+# CPU time of one grammar in a step: a burst, and the lasting rate of a token bucket. A mask of a usual schema takes 5
+# to 20 us, an expensive one 0.4 ms.
 STEP_BURST_S = 0.25
 STEP_RATE_S = 0.005
 ROW_RATE_S = 0.002
@@ -139,7 +139,7 @@ def _allow_only(token: int, mask: np.ndarray) -> None:
 def _ended_by_close(connection: socket.socket) -> Iterator[None]:
     """Within the block SIGIO ends the process if the other end of `connection` is closed, even in a loop in C++.
 
-    The other end must not send anything in the meantime: a frame would end the process, too.
+    The other end must not send a frame in the meantime, because it would end the process as well.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)

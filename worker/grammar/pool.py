@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 # The number of parallel compilations of each queue, and the limit of their CPU time in seconds.
 MAX_QUICK, QUICK_CPU_S = 2, 0.5
 MAX_SLOW, SLOW_CPU_S = 1, 5.0
-# The longest wait of a request for its grammar, in the queue and in compilation. It is less than the 10 s after which a
-# router moves a request to another worker. It begins when the fork server has loaded.
+# The longest wait of a request for its grammar, in the queue and in compilation. The limit is less than the 10 s after
+# which a router moves a request to another worker. The wait begins when the fork server has loaded.
 WAIT_S = 8.0
 # The longest wait of a request for a fork server that loads.
 LOAD_S = 60.0
@@ -46,7 +46,7 @@ MAX_REMEMBERED = 1024  # refused grammars
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The results of a step beside the masks, by key."""
+    """The results of a step other than the masks, by key."""
 
     failed: dict[int, Problem]  # rows without a mask
     runs: dict[int, list[int]]  # forced tokens; the mask allows only the first one
@@ -62,7 +62,7 @@ class Grammars:
         self._settings = settings
         self._control = control
         self._supervisor = process
-        # The least recently used one is the first.
+        # The first one is the least recently used.
         self._workers: OrderedDict[Grammar, GrammarWorker] = OrderedDict()
         self._queues = CompileQueues()
         self._worker_of: dict[int, GrammarWorker] = {}

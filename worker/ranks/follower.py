@@ -1,6 +1,7 @@
 """The loop of a rank without a scheduler: it repeats the calls of rank 0 on its own engine.
 
-Nothing goes back. All ranks have the same plans, logits and noise, so each samples the same tokens for itself.
+The ranks send nothing to rank 0. All ranks have the same plans, logits and noise, so each rank samples the same tokens
+itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.calls import EngineCall, Forward, Sample
 
 HEARTBEAT_S = 0.5
-# Rank 0 launches a step when the step two before is complete, and engines reuse host memory after it.
+# Step N is launched when step N-2 is complete, here and on rank 0, because engines reuse the host memory of step N-2.
 _IN_FLIGHT = 2
 
 
@@ -46,13 +47,13 @@ class Follower:
                 self.do(call)
 
     def beat(self) -> None:
-        """Updates the heartbeat. It is watched from the time on when rank 0 serves: first steps may compile for long."""
+        """Updates the heartbeat. It starts when rank 0 serves, because the first steps may compile for a long time."""
         if not self._own.pid and self._leader.pid:
             self._own.start()
         self._own.update()
 
     def do(self, call: EngineCall) -> None:
-        """Runs `call`. Before a step is launched, the step two before is complete."""
+        """Runs `call`. Before step N is launched, step N-2 is complete."""
         match call:
             case Forward(plan):
                 while len(self._pending) >= _IN_FLIGHT:

@@ -20,7 +20,7 @@ from mla_router.worker.scheduler.elasticity import Elasticity
 
 # A step that takes somewhat longer than predicted should still take less than half a second.
 TARGET_S = 0.4
-# One very slow step may be an accident, so one correction is at most this factor.
+# A very slow step may be an outlier, so this factor limits each correction.
 _LARGEST_CORRECTION = 2.0
 _SMOOTHING = 0.3
 # Below this elasticity most of a step's time is fixed, and its chunk becomes longer by `_GROWTH`.
@@ -131,8 +131,8 @@ class TokenBudget:
 
     def take(self, start: int, wanted: int, *, begins: bool, at_least: int = 0) -> int:
         """Takes up to `wanted` tokens after a prefix of `start` tokens, and returns their number. `begins`: they are the
-        first of their chunk. With `at_least`, the chunk may take as much time again as its prefix costs, even if that
-        is over the budget: with one token a step the prefix would cost most."""
+        first of their chunk. With `at_least`, the tokens may take as much time as the prefix costs, even beyond the
+        budget: otherwise chunks of one token would spend most of their time on the prefix."""
         begin_s = self.step_time.begin_s(start) if begins else 0.0
         seconds = max(self.seconds - begin_s, begin_s if at_least else 0.0)
         fitting = self.step_time.tokens_within(seconds, start)

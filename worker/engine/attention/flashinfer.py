@@ -26,7 +26,7 @@ _WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
 HEAD_WIDTHS = (
     192,
     128,
-)  # of keys and of values: the only ones of the kernel, and those of DeepSeek
+)  # of keys and of values: the kernel supports only these, which are DeepSeek's
 # FlashInfer requires it for split keys, which `fa3` does not have.
 _WORKSPACE_BYTES = 16 << 20
 
@@ -80,8 +80,8 @@ class FlashInferBackend(AttentionBackend):
 class RaggedWrappers:
     """FlashInfer's wrappers for ragged prefill: one for each pass of a step, in two sets.
 
-    A plan is written to pinned memory and copied to the device later. The two sets alternate: before the host plans a
-    step, it has waited for the results of the step two before, so the plan that it overwrites has been copied.
+    A plan is written to pinned memory and copied to the device later. The two sets alternate: before the host plans
+    step N, it has waited for the results of step N-2, so the plan that it overwrites has been copied.
     """
 
     def __init__(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -138,4 +138,4 @@ class PlannedPasses:
         d = q.shape[-1] - k_pe.shape[-1]
         k = torch.cat((kv[..., :d], k_pe[:, None].expand(-1, kv.shape[1], -1)), dim=-1)
         attended, lse = self._planned[over].run(q, k, kv[..., d:], out=out, return_lse=True)
-        return attended, lse  # log-sum-exp in base 2, as of our kernels
+        return attended, lse  # log-sum-exp in base 2, as in our kernels

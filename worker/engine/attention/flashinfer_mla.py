@@ -108,10 +108,10 @@ class FlashInferMlaBackend(AttentionBackend):
 class PlannedDecode:
     """FlashInfer's wrapper for paged MLA decode, planned for each step.
 
-    A plan is a list of integers at a fixed place in device memory. The kernel's launch knows only the place, so a captured
-    launch follows the last plan. The plan is copied there from pinned memory, later. Two pinned buffers alternate: before
-    the host plans a step, it has waited for the results of the step two before, so the plan that it overwrites has been
-    copied.
+    A plan is a list of integers at a fixed address in device memory. A launch has only this address, so a captured
+    launch uses the latest plan. The plan is copied there asynchronously from pinned memory. Two pinned buffers
+    alternate: before the host plans step N, it has waited for the results of step N-2, so the plan that it overwrites
+    has been copied.
     """
 
     def __init__(

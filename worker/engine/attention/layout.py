@@ -57,8 +57,8 @@ class AttentionBackend(Protocol):
         dtype: torch.dtype,
         kv_cache_dtype: torch.dtype,
     ) -> str | None:
-        """Returns the reason for which it cannot serve `spec` on `device` in `dtype` with a KV cache of
-        `kv_cache_dtype`, as words after the name of a flag; None if it can."""
+        """Returns the reason why the backend cannot serve `spec` on `device` in `dtype` with a KV cache of `kv_cache_dtype`,
+        as words after the name of a flag; None if it can."""
         ...
 
     @property

@@ -1,5 +1,5 @@
 // Renders the Markdown of models as elements. Each element is created by itself and all text is a text node, so
-// nothing in an answer becomes markup. Links are those of http and https alone.
+// nothing in an answer becomes markup. Only http and https addresses become links.
 
 import { element } from "./dom.js";
 

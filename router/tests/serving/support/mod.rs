@@ -23,19 +23,19 @@ pub(crate) use worker::{
 };
 
 /// Longest wait of a test, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait on a paused clock.
-const PAUSED_PATIENCE_S: u32 = 120;
+const PAUSED_TIMEOUT_S: u32 = 120;
 
 /// Waits for a future. A future that is not ready in time fails the test.
 pub(crate) async fn soon<T>(awaited: impl Future<Output = T>) -> T {
     let begun = std::time::Instant::now();
     let mut awaited = pin!(awaited);
-    for _ in 0..PAUSED_PATIENCE_S {
+    for _ in 0..PAUSED_TIMEOUT_S {
         if let Ok(value) = tokio::time::timeout(secs(1.0).get(), awaited.as_mut()).await {
             return value;
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > EVENT_TIMEOUT {
             break;
         }
     }
@@ -102,7 +102,7 @@ pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
 
 /// Waits until no request is in the router. Then no load may be reserved.
 pub(crate) async fn assert_nothing_booked(router: &RouterHandle) {
-    assert!(router.drain(PATIENCE).await, "a request is still in the router");
+    assert!(router.drain(EVENT_TIMEOUT).await, "a request is still in the router");
     for worker in router.workers() {
         assert_eq!((worker.requests, worker.pending_tokens), (0, 0), "{worker:?}");
     }
