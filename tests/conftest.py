@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from support.procfs import descendants
 
+pytest_plugins = ["support.servers"]
+
 MAX_PROCESSES = 8  # each claims a range of ports (support/processes.py)
 
 

@@ -13,24 +13,20 @@ import kl
 import pytest
 
 from support import processes
+from support.processes import Running
 from support.tiny_model import CONFIGS, raw_config
 
-PAGE, CHUNK = 16, 16
 
-
-def test_the_small_model_by_every_way() -> None:
+def test_the_small_model_by_every_way(small_worker: str, other_worker: Running) -> None:
     """Two servers that compute the same prompts in steps of other sizes, over other pages."""
-    whole = processes.worker(page_size=PAGE)
-    chunked = processes.worker(page_size=1, chunked_prefill_size=CHUNK)
     prompts = [question.prompt for question in kl.questions(shots=1, count=2, seed=0)]
-    with processes.together(whole, chunked) as (first, second):
-        samples = asyncio.run(kl.draw(first.url, prompts, new_tokens=40))
-        rows = [
-            row
-            for url in (first.url, second.url)
-            for row in asyncio.run(kl.measure(url, samples, piece=24, name=url))
-        ]
-        strict = run_script("--urls", first.url, "--max-difference=-1")
+    samples = asyncio.run(kl.draw(small_worker, prompts, new_tokens=40))
+    rows = [
+        row
+        for url in (small_worker, other_worker.url)
+        for row in asyncio.run(kl.measure(url, samples, piece=24, name=url))
+    ]
+    strict = run_script("--urls", small_worker, "--max-difference=-1")
     assert [row.path.partition(" ")[2] for row in rows] == 2 * [
         "prefilled",
         "cached",

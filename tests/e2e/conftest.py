@@ -1,20 +1,12 @@
-"""Shared servers of the end-to-end tests. Their output is shown beside failures."""
+"""The output of servers is shown beside failures."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import pytest
 
-from support import processes
 from support.processes import Running
-
-
-@pytest.fixture(scope="session")
-def small_server() -> Iterator[Running]:
-    """`launch_server --dp-size 2` with the shipped model. Tests only send requests to it."""
-    with processes.server(dp_size=2) as server:
-        yield server
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from support import client, processes
 from support.reference import Reference
 from support.tiny_model import CONFIGS, write_tiny_model
 
-ABORTS = [300, pytest.param(1_000, marks=pytest.mark.slow)]
+ABORTS = [150, pytest.param(1_000, marks=pytest.mark.slow)]
 CONCURRENCY = 48  # more than the workers' places together, so that some requests wait
 CONTEXT = 32_768
 ENDLESS = 20_000  # tokens: no request may end by itself before it is left, however late that is

@@ -6,10 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import aiohttp
-import pytest
 
 from support import client, processes
 from support.procfs import descendants, listener
@@ -19,13 +17,6 @@ STREAMS = 6
 WHOLES = 6
 # It is 2.5 s on an idle machine.
 LONGEST_GAP_S = 10.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[processes.Running]:
-    """Starts servers whose router has limits of minutes: only the worker's report on its scheduler can help."""
-    with processes.server(dp_size=2, router_policy="round_robin") as server:
-        yield server
 
 
 def scheduler_of(worker: str) -> int:
@@ -80,8 +71,9 @@ async def freeze_in_the_middle(url: str) -> float:
 
 
 def test_its_requests_are_answered_by_the_other_worker_to_the_last_byte(
-    server: processes.Running,
+    mortal_server: processes.Running,
 ) -> None:
-    gap = asyncio.run(freeze_in_the_middle(server.url))
+    """The router's limits are minutes: only the worker's report on its scheduler can help."""
+    gap = asyncio.run(freeze_in_the_middle(mortal_server.url))
     print(f"longest gap of a stream: {gap:.2f} s")
     assert gap <= LONGEST_GAP_S

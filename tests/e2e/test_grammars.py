@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from support import client, processes, procfs
+from support.fake_worker import fake_worker
 from support.processes import Running
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -236,13 +237,11 @@ class Said:
             self.tokens += 1
 
 
-def test_a_worker_without_grammars_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder, **CONFIGS["v2_lite"])
-    with processes.worker(folder, grammar_backend="none") as running:
+def test_a_worker_without_grammars_says_so() -> None:
+    with fake_worker(grammar_backend="none") as worker:
         body = {"text": "Hello", "sampling_params": {"regex": "a"}}
         with pytest.raises(urllib.error.HTTPError) as refused:
-            processes.post_json(running.url + "/generate", body)
+            processes.post_json(worker.url + "/generate", body)
         assert refused.value.code == 400
         error = json.loads(refused.value.read())["error"]
         assert error["param"] == "sampling_params.regex"

@@ -39,18 +39,17 @@ SCHEMA = {
     "required": ["name", "favourite_colour", "children", "is_available"],
     "additionalProperties": False,
 }
-SEEDS = range(4)
+SEEDS = range(2)  # greedy and sampled
 STRING = re.compile(r'"(\\.|[^"\\])*"')
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, Running]]:
-    """The shipped small model, with all ways to compute forced text."""
+    """The shipped small model, with both ways to compute forced text."""
     compact = {"constrained_json_disable_any_whitespace": True}
     flags: dict[str, dict[str, Any]] = {
         "overlap": compact,
         "normal": {**compact, "disable_overlap_schedule": True, "chunked_prefill_size": 3},
-        "without": {**compact, "disable_jump_forward": True},
     }
     each = processes.together(*(processes.worker(**some) for some in flags.values()))
     with each as running:
@@ -103,7 +102,17 @@ def test_answers_are_valid_and_take_fewer_steps(workers: dict[str, Running]) -> 
             assert STRING.sub("", text) == STRING.sub("", json.dumps(json.loads(text)))
     assert texts["overlap"] == texts["normal"]
     assert steps["overlap"] < tokens["overlap"] / 2
-    assert steps["without"] >= tokens["without"]
+
+
+@pytest.mark.slow
+def test_without_jumps_each_token_is_a_step() -> None:
+    flags = {"constrained_json_disable_any_whitespace": True, "disable_jump_forward": True}
+    with processes.worker(**flags) as worker:
+        answers, steps = asyncio.run(ask_all(worker))
+    tokens = sum(a.events[-2].body["usage"]["completion_tokens"] for a in answers)
+    for answer in answers:
+        jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+    assert steps >= tokens
 
 
 def test_logprobs_change_no_text(workers: dict[str, Running]) -> None:
@@ -118,7 +127,7 @@ def test_interrupted_streams_continue_on_another_worker(workers: dict[str, Runni
 
     async def compare(http: aiohttp.ClientSession, seed: int) -> int:
         whole = await stream(http, here, body(seed))
-        for cut in range(1 + seed, len(whole.events) - 2, len(SEEDS)):
+        for cut in range(1 + seed, len(whole.events) - 2, 4):
             rest = await stream(http, there, body(seed), continuation=whole.after(cut))
             assert text_of(rest) == text_of(Stream(200, {}, whole.events[cut:]))
         ids = [mark.split(" ")[1] for event in whole.events for mark in event.marks]
@@ -126,7 +135,7 @@ def test_interrupted_streams_continue_on_another_worker(workers: dict[str, Runni
 
     async def run() -> None:
         async with client.session() as http:
-            assert sum([await compare(http, seed) for seed in SEEDS]) > 10, "no runs were cut"
+            assert sum([await compare(http, seed) for seed in SEEDS]) > 5, "no runs were cut"
 
     asyncio.run(run())
 
@@ -140,7 +149,7 @@ def test_a_stream_interrupted_within_a_run_continues_it(workers: dict[str, Runni
             whole = await stream(http, here, body(1))
             given = whole.after(len(whole.events) - 2)
             ids = given["choices"][0]["token_ids"]
-            for cut in range(1, len(ids) - 1, 3):
+            for cut in range(1, len(ids) - 1, 6):
                 given["choices"] = [{"token_ids": ids[:cut], "finish_reason": None}]
                 rest = await stream(http, there, body(1), continuation=given)
                 again = rest.after(len(rest.events) - 2, given)

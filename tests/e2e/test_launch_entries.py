@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from support import client, processes
 from support.client import Answer
 from support.pasted import curl_lines
 from support.processes import Running
-
-
-@pytest.fixture(scope="module")
-def two_workers() -> Iterator[list[Running]]:
-    """Starts each with `python -m mla_router.launch_worker`."""
-    with processes.together(processes.worker(), processes.worker()) as workers:
-        yield workers
 
 
 def generate_many(url: str, count: int) -> list[Answer]:
@@ -56,8 +46,8 @@ def test_the_printed_curl_lines_work(small_server: Running) -> None:
     assert '"choices"' in whole
 
 
-def test_launch_router_in_front_of_two_launch_workers(two_workers: list[Running]) -> None:
-    with processes.router([worker.url for worker in two_workers]) as router:
+def test_launch_router_in_front_of_launch_workers(small_worker: str, other_worker: Running) -> None:
+    with processes.router([small_worker, other_worker.url]) as router:
         processes.wait_until(
             lambda: len(processes.healthy_workers(router.url)) == 2, "both in rotation"
         )
@@ -66,10 +56,10 @@ def test_launch_router_in_front_of_two_launch_workers(two_workers: list[Running]
         assert len({answer.worker for answer in answers}) == 2
 
 
-def test_router_from_python(two_workers: list[Running]) -> None:
+def test_router_from_python(small_worker: str, other_worker: Running) -> None:
     from mla_router import Router, RouterConfig
 
-    first, second = (worker.url for worker in two_workers)
+    first, second = small_worker, other_worker.url
     (port,) = processes.free_ports(1)
     patient: Any = processes.LONG_ROUTER_TIMEOUTS
     router = Router(RouterConfig(port=port, worker_urls=[first], **patient))

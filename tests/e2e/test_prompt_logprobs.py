@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,6 @@ import openai
 import pytest
 
 from mla_router.worker.config import SMALL_MODEL
-from support import processes
 from support.processes import Running, post_json
 from support.reference import Reference
 
@@ -24,11 +22,10 @@ def reference() -> Reference:
     return Reference(SMALL_MODEL)
 
 
-@pytest.fixture(scope="module", params=[2048, 32])
-def worker(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A worker that computes whole prompts, and one that computes chunks. The logprobs must be equal."""
-    with processes.worker(chunked_prefill_size=request.param) as running:
-        yield running
+@pytest.fixture(params=["whole prompts", "chunks"])
+def url(request: pytest.FixtureRequest, small_worker: str, other_worker: Running) -> str:
+    """Returns the URL of a worker. The logprobs must be equal."""
+    return small_worker if request.param == "whole prompts" else other_worker.url
 
 
 def random_prompt(reference: Reference, name: str, length: int) -> list[int]:
@@ -38,7 +35,7 @@ def random_prompt(reference: Reference, name: str, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 33, 150])
-def test_the_native_form(worker: Running, reference: Reference, length: int) -> None:
+def test_the_native_form(url: str, reference: Reference, length: int) -> None:
     prompt = random_prompt(reference, "native", length)
     expected = reference.logprobs(prompt)
     body: dict[str, Any] = {
@@ -49,7 +46,7 @@ def test_the_native_form(worker: Running, reference: Reference, length: int) -> 
     }
     # The logprobs do not depend on the cached part of the prompt.
     for start in (0, 0, length // 2):
-        answer = post_json(worker.url + "/generate", body | {"logprob_start_len": start})
+        answer = post_json(url + "/generate", body | {"logprob_start_len": start})
         meta = answer["meta_info"]
         first, *scored = meta["input_token_logprobs"]
         assert first == [None, prompt[start], None]
@@ -65,12 +62,12 @@ def test_the_native_form(worker: Running, reference: Reference, length: int) -> 
             assert [float(row[entry[1]]) for entry in entries] == pytest.approx(best, abs=TOLERANCE)
 
 
-def test_echo_as_lm_eval_asks_for_it(worker: Running, reference: Reference) -> None:
+def test_echo_as_lm_eval_asks_for_it(url: str, reference: Reference) -> None:
     """Returns the sum of the logprobs of a text after another one, and whether greedy sampling would generate it."""
     context = random_prompt(reference, "context", 40)
     likely = reference.greedy(context, 6)
     unlikely = random_prompt(reference, "unlikely", 6)
-    client = openai.OpenAI(base_url=worker.url + "/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     answer = client.completions.create(
         model="mla-small",
         prompt=[context + likely.tokens, context + unlikely],

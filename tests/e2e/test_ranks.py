@@ -17,35 +17,41 @@ from support.processes import wait_until
 from support.procfs import Pid, descendants, listener
 from support.streams import Stream, streamed, whole
 
-STREAMS = 6
+STREAMS = 4
+
+Answer = tuple[str, str | None, int]
+Flags = dict[str, processes.Flag]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[processes.Running]:
-    """Ranks divide the attention, and have whole experts: 16 and replicas of the 2 with the largest load."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Flags:
+    """Returns flags: ranks divide the attention, and have whole experts: 16 and replicas of the 2 with the largest load."""
     location = tmp_path_factory.mktemp("experts") / "location.json"
     location.write_text(json.dumps({"logical_count": [[9, 30, 20, 1] + 12 * [8]] * 5}))
-    with processes.server(
-        dp_size=2,
-        tp_size=2,
-        ep_size=2,
-        init_expert_location=location,
-        ep_num_redundant_experts=2,
-        enable_expert_distribution_metrics=True,
-        router_policy="round_robin",
-    ) as server:
-        yield server
+    return {
+        "tp_size": 2,
+        "ep_size": 2,
+        "init_expert_location": location,
+        "ep_num_redundant_experts": 2,
+        "enable_expert_distribution_metrics": True,
+    }
 
 
-async def answers(url: str) -> list[tuple[str, str, int]]:
+@pytest.fixture(scope="module")
+def worker(ranks: Flags) -> Iterator[processes.Running]:
+    with processes.worker(**ranks) as worker:
+        yield worker
+
+
+async def answers(url: str) -> list[Answer]:
     async with client.session() as http:
         return await asyncio.gather(*(whole(http, url, number) for number in range(STREAMS)))
 
 
 @pytest.fixture(scope="module")
-def expected(small_server: processes.Running) -> list[tuple[str, str, int]]:
-    """The answers of workers of one rank."""
-    return asyncio.run(answers(small_server.url))
+def expected(small_worker: str) -> list[Answer]:
+    """The answers of a worker of one rank."""
+    return asyncio.run(answers(small_worker))
 
 
 def group_of(worker: str) -> dict[str, Pid]:
@@ -59,17 +65,29 @@ def group_of(worker: str) -> dict[str, Pid]:
     }
 
 
-def test_two_ranks_answer_as_one(
-    server: processes.Running, expected: list[tuple[str, str, int]]
-) -> None:
-    groups = [group_of(entry["url"]) for entry in processes.workers(server.url)]
-    assert [sorted(group) for group in groups] == [["rank 1", "scheduler"]] * 2
-    assert asyncio.run(answers(server.url)) == expected
+async def interrupted(url: str, victim: Pid, fault: signal.Signals) -> list[Answer]:
+    """Returns the answers of streams that have begun when the signal is sent. A stopped process goes on after them."""
+    async with client.session() as http:
+        streams = [Stream() for _ in range(STREAMS)]
+        asked = [
+            asyncio.create_task(streamed(http, url, number, stream))
+            for number, stream in enumerate(streams)
+        ]
+        await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
+        os.kill(victim.number, fault)
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            if fault is signal.SIGSTOP:
+                os.kill(victim.number, signal.SIGCONT)
 
 
-def test_token_bitmasks_reach_all_ranks(
-    server: processes.Running, small_server: processes.Running
-) -> None:
+def test_two_ranks_answer_as_one(worker: processes.Running, expected: list[Answer]) -> None:
+    assert sorted(group_of(worker.url)) == ["rank 1", "scheduler"]
+    assert asyncio.run(answers(worker.url)) == expected
+
+
+def test_token_bitmasks_reach_all_ranks(worker: processes.Running, small_worker: str) -> None:
     """A rank that samples without them goes on with another token, and changes all later ones."""
     pattern = "[a-f]{12,18}"
 
@@ -85,58 +103,46 @@ def test_token_bitmasks_reach_all_ranks(
         found: str = answer["choices"][0]["text"]
         return found
 
-    found = asyncio.run(texts(server.url))
-    assert found == asyncio.run(texts(small_server.url))
+    found = asyncio.run(texts(worker.url))
+    assert found == asyncio.run(texts(small_worker))
     assert all(re.fullmatch(pattern, one) for one in found) and len(set(found)) > 1
 
 
-def test_the_load_of_the_ranks_is_shown(server: processes.Running) -> None:
+def test_the_load_of_the_ranks_is_shown(worker: processes.Running) -> None:
     async def balancedness() -> float:
-        async with client.session() as http, http.get(url + "/metrics") as answer:
+        async with client.session() as http, http.get(worker.url + "/metrics") as answer:
             lines = (await answer.text()).splitlines()
         values = [line.split()[-1] for line in lines if line.startswith("sglang:eplb_balancedness")]
         return float(values[0]) if values else 0.0
 
-    url = processes.workers(server.url)[0]["url"]
-    processes.post_json(url + "/v1/completions", {"prompt": "It is", "max_tokens": 20})
+    processes.post_json(worker.url + "/v1/completions", {"prompt": "It is", "max_tokens": 20})
     wait_until(lambda: 0.5 < asyncio.run(balancedness()) <= 1, "the balancedness is known")
 
 
-@pytest.mark.parametrize(
-    ("victim", "fault"),
-    [
-        ("rank 1", signal.SIGSTOP),
-        ("rank 1", signal.SIGKILL),
-        ("scheduler", signal.SIGKILL),
-    ],
-)
-def test_streams_survive_a_fault_of_a_rank(
-    server: processes.Running,
-    expected: list[tuple[str, str, int]],
-    victim: str,
-    fault: signal.Signals,
+def test_streams_survive_the_faults_of_a_rank(
+    worker: processes.Running, small_worker: str, expected: list[Answer]
 ) -> None:
-    url = processes.workers(server.url)[0]["url"]
-    group = group_of(url)
-
-    async def interrupted() -> list[tuple[str, str | None, int]]:
-        async with client.session() as http:
-            streams = [Stream() for _ in range(STREAMS)]
-            asked = [
-                asyncio.create_task(streamed(http, server.url, number, stream))
-                for number, stream in enumerate(streams)
-            ]
-            await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
-            os.kill(group[victim].number, fault)
-            try:
-                return await asyncio.gather(*asked)
-            finally:
-                if fault is signal.SIGSTOP:
-                    os.kill(group[victim].number, signal.SIGCONT)
-
-    assert asyncio.run(interrupted()) == expected
-    if fault is signal.SIGKILL:
+    """Rank 1 is stopped, goes on, and is killed, with which the worker ends."""
+    urls = [worker.url, small_worker]
+    with processes.router(urls, policy="round_robin") as router:
+        group = group_of(worker.url)
+        for fault in (signal.SIGSTOP, signal.SIGKILL):
+            wait_until(lambda: processes.status_of(worker.url + "/health") == 200, "it is healthy")
+            wait_until(lambda: len(processes.healthy_workers(router.url)) == 2, "it is in rotation")
+            assert group_of(worker.url) == group
+            assert asyncio.run(interrupted(router.url, group["rank 1"], fault)) == expected
         wait_until(lambda: not any(pid.alive for pid in group.values()), "the group ends")
-    wait_until(lambda: processes.status_of(url + "/health") == 200, "the worker is back")
-    wait_until(lambda: len(processes.healthy_workers(server.url)) == 2, "it is in rotation")
-    assert (group_of(url) == group) == (fault is signal.SIGSTOP)
+        assert worker.process.wait() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rank 1", "scheduler"])
+def test_a_killed_group_is_started_again(ranks: Flags, expected: list[Answer], victim: str) -> None:
+    with processes.server(dp_size=2, router_policy="round_robin", **ranks) as server:
+        url = processes.workers(server.url)[0]["url"]
+        group = group_of(url)
+        assert asyncio.run(interrupted(server.url, group[victim], signal.SIGKILL)) == expected
+        wait_until(lambda: not any(pid.alive for pid in group.values()), "the group ends")
+        wait_until(lambda: processes.status_of(url + "/health") == 200, "the worker is back")
+        wait_until(lambda: len(processes.healthy_workers(server.url)) == 2, "it is in rotation")
+        assert not set(group_of(url).values()) & set(group.values())

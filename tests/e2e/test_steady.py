@@ -9,14 +9,15 @@ import pytest
 import steady
 from support import processes
 
-REQUESTS = [100, pytest.param(300, marks=pytest.mark.slow)]
 SEED = 1  # draws every kind of request, in about its share
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
-def test_nothing_is_lost_in_mixed_requests(requests: int) -> None:
-    with processes.server(dp_size=2, **steady.FLAGS) as server:
-        result = steady.measure(server, requests, warm_up=60, seed=SEED)
+@pytest.mark.parametrize(
+    ("requests", "dp_size"), [(80, 1), pytest.param(300, 2, marks=pytest.mark.slow)]
+)
+def test_nothing_is_lost_in_mixed_requests(requests: int, dp_size: int) -> None:
+    with processes.server(dp_size=dp_size, **steady.FLAGS) as server:
+        result = steady.measure(server, requests, warm_up=40, seed=SEED)
     print(result)
     assert result.grown == []
     assert result.failed == 0

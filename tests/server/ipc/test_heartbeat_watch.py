@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,8 +15,7 @@ from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.server.ipc import heartbeat_watch
 from mla_router.worker.server.ipc.heartbeat_watch import Activity, HeartbeatWatch, activity
 from support import processes
-from support.processes import get_json, post_json, status_of, wait_until
-from support.procfs import descendants
+from support.processes import wait_until
 
 RUNS = Activity(is_stopped=False, wants_to_run=True, cpu_s=1.0, main_cpu_s=1.0)
 SLEEPS = Activity(is_stopped=False, wants_to_run=False, cpu_s=1.0, main_cpu_s=1.0)
@@ -149,30 +146,3 @@ def test_activity_of_a_process() -> None:
         child.kill()
         child.wait()
     assert activity(child.pid) is None
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def test_health_of_a_real_worker_whose_scheduler_is_stopped() -> None:
-    """The scheduler is idle, then within an answer. Each API process detects it."""
-    with processes.worker(tokenizer_worker_num=2) as worker:
-        health = worker.url + "/health"
-        pid = next(p.number for p in descendants(worker.process.pid) if "scheduler" in p.command)
-        assert {"status", "last_step_age", "has_work"} == set(get_json(health))
-        for _ in range(2):
-            with frozen(pid):
-                wait_until(lambda: status_of(health) == 503, "it is found")
-                # of whichever process answers
-                wait_until(
-                    lambda: all(status_of(health) == 503 for _ in range(6)), "by all of them"
-                )
-            wait_until(lambda: status_of(health) == 200, "it moves again")
-        answer = post_json(worker.url + "/generate", {"text": "a"})
-        assert answer["text"]

@@ -23,14 +23,13 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support import processes
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
 
-SERVERS = 3
+SERVERS = 2
 WATCHDOG_S = 5.0  # longer than a process waits for a core on a busy machine
-STREAMS = 24  # a process gets none of them once in 5,000 runs: then more are opened
+STREAMS = 14  # a process gets none of them once in 8,000 runs: then more are opened
 HOLD = {
     "text": "a",
     "sampling_params": {"max_new_tokens": 500},
@@ -45,7 +44,7 @@ def several() -> Iterator[FakeWorker]:
         yield worker
 
 
-def session(worker: FakeWorker | processes.Running) -> aiohttp.ClientSession:
+def session(worker: FakeWorker) -> aiohttp.ClientSession:
     """Sends each request on a new connection."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(base_url=worker.url, connector=connector)
@@ -219,10 +218,10 @@ def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
 def test_the_death_of_one_process_ends_the_worker() -> None:
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams:
-            os.kill(extra_pid(worker, 2), signal.SIGKILL)
+            os.kill(extra_pid(worker, 1), signal.SIGKILL)
             ends = await asyncio.gather(*map(last_of, streams.values()), return_exceptions=True)
             lost = [end for end in ends if isinstance(end, aiohttp.ClientError)]
-            assert len(lost) == Counter(g.server for g in worker.generates())[2]
+            assert len(lost) == Counter(g.server for g in worker.generates())[1]
             told = [json.loads(end)["error"]["code"] for end in ends if isinstance(end, str)]
             assert told == ["engine_died"] * (len(ends) - len(lost))
 
@@ -230,7 +229,7 @@ def test_the_death_of_one_process_ends_the_worker() -> None:
         asyncio.run(run(worker))
         assert worker.running.process.wait() == 3
         wait_until(lambda: not worker.running.survivors(), "all are gone")
-        assert "server process 2 has ended with status -9" in worker.running.output()
+        assert "server process 1 has ended with status -9" in worker.running.output()
         assert "Traceback" not in worker.running.output()
         port = int(worker.url.rpartition(":")[2])
         # A supervisor does the same, while connections of the dead worker are in TIME_WAIT.
@@ -336,28 +335,3 @@ def test_a_taken_port(shared: bool) -> None:
             (line,) = worker.running.output().splitlines()
             assert f"--port {port}" in line
             assert "in use" in line
-
-
-def test_texts_equal_those_of_one_process() -> None:
-    """The small model over many streams at once, greedy and seeded."""
-    prompts = [f"What is {i} + {2 * i}?" for i in range(30)]
-
-    async def texts(worker: processes.Running) -> list[str]:
-        async with session(worker) as http:
-
-            async def one(index: int, prompt: str) -> str:
-                message = {"role": "user", "content": prompt}
-                body = {"model": "mla-small", "messages": [message], "max_tokens": 24}
-                body |= {"stream": True, "temperature": index % 2, "seed": index}
-                response = await http.post("/v1/chat/completions", json=body)
-                chunks = [event async for event in sse_events(response)]
-                assert chunks.pop() == "[DONE]"
-                deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
-                return "".join(delta.get("content") or "" for delta in deltas)
-
-            return list(await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts))))
-
-    starts = [processes.worker(tokenizer_worker_num=servers) for servers in (1, SERVERS)]
-    with processes.together(*starts) as (alone, several):
-        assert asyncio.run(texts(several)) == asyncio.run(texts(alone))
-        assert len({get_json(several.url + "/get_server_info")["boot_id"] for _ in range(10)}) == 1

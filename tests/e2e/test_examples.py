@@ -6,21 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-
-import pytest
 
 from file_sizes import ROOT
 from support import processes
 from support.processes import Running
 
 EXAMPLES = ROOT / "examples"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with processes.server(dp_size=2) as server:
-        yield server
 
 
 def run(name: str, *arguments: str, **environment: str) -> str:
@@ -40,32 +31,32 @@ def workers_of(server: Running) -> list[str]:
     return [worker["url"] for worker in processes.get_json(server.url + "/workers")["workers"]]
 
 
-def test_a_chat_is_answered_and_streamed(server: Running) -> None:
-    printed = run("openai_client.py", MLA_ROUTER_URL=server.url)
+def test_a_chat_is_answered_and_streamed(small_server: Running) -> None:
+    printed = run("openai_client.py", MLA_ROUTER_URL=small_server.url)
     assert re.search(r"^answer: .*42", printed, re.MULTILINE), printed
     assert re.search(r"^streamed: .*42", printed, re.MULTILINE), printed
     assert re.search(r"^of \d+ prompt tokens \d+ were cached", printed, re.MULTILINE), printed
 
 
-def test_a_tool_is_called(server: Running) -> None:
-    printed = run("tools.py", MLA_ROUTER_URL=server.url)
+def test_a_tool_is_called(small_server: Running) -> None:
+    printed = run("tools.py", MLA_ROUTER_URL=small_server.url)
     assert re.search(r'^call: get_weather \{"city": ?".+"\}', printed, re.MULTILINE), printed
     assert "answer: " in printed
 
 
-def test_an_answer_follows_its_schema(server: Running) -> None:
-    printed = run("json_schema.py", MLA_ROUTER_URL=server.url)
+def test_an_answer_follows_its_schema(small_server: Running) -> None:
+    printed = run("json_schema.py", MLA_ROUTER_URL=small_server.url)
     assert re.fullmatch(r"name='.*' age=-?\d+ role='(engineer|doctor|teacher)'\n", printed), printed
 
 
-def test_the_bindings_serve_and_stop(server: Running) -> None:
-    urls = workers_of(server)
+def test_the_bindings_serve_and_stop(small_server: Running) -> None:
+    urls = workers_of(small_server)
     printed = run("bindings.py", *urls)
     assert all(f"{url} healthy" in printed for url in urls), printed
 
 
-def test_a_router_stands_in_front_of_engines(server: Running) -> None:
-    program = f"import front; front.main({workers_of(server)!r}, seconds=3)"
+def test_a_router_stands_in_front_of_engines(small_server: Running) -> None:
+    program = f"import front; front.main({workers_of(small_server)!r}, seconds=3)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'python'}:{EXAMPLES}"},
