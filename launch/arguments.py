@@ -57,8 +57,8 @@ class Options:
             common,
             port=port,
             worker_id=f"worker-{index}",
-            base_gpu_id=common.base_gpu_id + index * common.tp_size,
-            cpu_threads=common.cpu_threads or max(1, cores // common.tp_size),
+            base_gpu_id=common.base_gpu_id + index * len(common.ranks_here),
+            cpu_threads=common.cpu_threads or max(1, cores // len(common.ranks_here)),
             tokenizer_worker_num=common.tokenizer_worker_num
             or default_server_processes(common.device, cores),
         )
@@ -136,6 +136,11 @@ def parse(
         )
     except ConfigError as error:
         parser.error(str(error))
+    if every_worker.nnodes > 1 and namespace.dp_size > 1:
+        parser.error(
+            f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker; start launchers "
+            f"with other ports for the others, and mla_router.launch_router in front of all"
+        )
     if not every_worker.replay_key:
         every_worker = dataclasses.replace(every_worker, replay_key=secrets.token_hex(32))
     given = {

@@ -26,6 +26,9 @@ class Output:
     def worker(self, index: int, text: str) -> None:
         self.line(f"[worker {index}]", text, colour=index)
 
+    def rank(self, rank: int, text: str) -> None:
+        self.line(f"[rank {rank}]", text, colour=rank)
+
     def launch(self, text: str) -> None:
         self.line("[launch]", f"{timestamp(time.time())}  INFO {text}")
 

@@ -29,9 +29,10 @@ class Process:
         command: Sequence[str],
         show: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        inherited: Sequence[int] = (),
     ) -> Process:
         """Starts `command`. Each line of its stdout and stderr goes to `show`. `environment` defaults to that of this
-        process."""
+        process. `inherited`: descriptors for the child."""
         # With asyncio's own pipe `wait` would last until every grandchild has closed it.
         reading, writing = os.pipe()
         try:
@@ -42,6 +43,7 @@ class Process:
                 stderr=writing,
                 start_new_session=True,
                 env=environment,
+                pass_fds=inherited,
             )
         except BaseException:
             os.close(reading)

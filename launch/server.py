@@ -1,4 +1,5 @@
-"""`python -m mla_router.launch_server`: the router in this process, and workers as child processes.
+"""`python -m mla_router.launch_server`: the router in this process, and workers as child processes. On a node other than 0
+it starts ranks alone (`node.py`).
 
 The router starts first, so that a wrong port fails before a model is loaded. It has the addresses of all workers, and
 its health checks bring them into rotation after a start or a restart. The supervisor only restarts processes.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
+from mla_router.launch.node import RankCommand, rank_command, serve_node
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
 from mla_router.launch.secrets import hide_keys
@@ -60,8 +62,9 @@ def run(
     argv: Sequence[str],
     command: WorkerCommand = worker_command,
     policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
+    rank: RankCommand = rank_command,
 ) -> int:
-    """Runs the command. Returns the exit status. Tests pass workers of their own as `command`."""
+    """Runs the command. Returns the exit status. Tests pass workers of their own as `command`, and ranks as `rank`."""
     require_router()
     from mla_router._router import RouterError, ignored_router_flags, router_flags
 
@@ -74,6 +77,9 @@ def run(
         return USAGE_ERROR
     base, keep_off = options.worker_base_port, frozenset({options.port})
     try:
+        if options.every_worker.node_rank:
+            node = options.worker(0, 0)
+            return asyncio.run(serve_node(node, rank, Output(sys.stdout), policy))
         with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
             return asyncio.run(_serve(options, ports, command, policy))
     except KeyboardInterrupt:  # outside the time of `StopSignals`

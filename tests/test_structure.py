@@ -18,6 +18,7 @@ LAYERS = (
     "worker.core worker.messages worker.config worker.child worker.heartbeat worker.logs worker.mask_memory",
     "worker.model_folder worker.tokenizer_files",
     "worker.sglang_flags worker.flags",
+    "worker.nodes",
     "worker.kernels",
     "worker.kv_cache",
     "worker.model",

@@ -64,6 +64,10 @@ def main(
         die_with_parent(arguments.parent_pid)
     try:
         config = locate(flags.from_namespace(arguments))
+        if config.node_rank:
+            raise ConfigError(
+                f"--node-rank {config.node_rank}: this node has no worker of its own; start mla_router.launch_server here"
+            )
         preflight.check(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -87,7 +91,11 @@ def main(
     with ExitStack() as opened:
         for listener in listeners:
             opened.enter_context(listener)
-        return asyncio.run(first.run(config, listeners, scheduler, rank))
+        try:
+            return asyncio.run(first.run(config, listeners, scheduler, rank))
+        except ConfigError as error:  # --dist-init-addr
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_BAD_FLAGS
 
 
 if __name__ == "__main__":

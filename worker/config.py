@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# The ranks of a worker are on one machine.
+# For ranks on one machine
 _RANKS = {"NCCL_SOCKET_IFNAME": "lo"}
+MIN_DIST_KEY = 16  # characters
 # Steps differ in size, so memory that one step frees must be usable for tensors of other sizes in the next step.
 # OpenMP threads sleep while they wait: on a busy machine, spinning threads occupy the cores that the awaited threads need.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -33,8 +34,12 @@ def _flag(default: Any, help: str, **metadata: Any) -> Any:
 def default_server_processes(device: str, cores: int) -> int:
     """Returns the number of server processes for a worker with `cores` cores. One process cannot send tokens as fast as
     a GPU generates them."""
-    on_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
-    return max(1, min(4, cores // 4)) if on_gpu else 1
+    return max(1, min(4, cores // 4)) if has_gpu(device) else 1
+
+
+def has_gpu(device: str) -> bool:
+    """Returns whether a worker with this --device runs on a GPU."""
+    return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 class ConfigError(ValueError):
@@ -209,10 +214,34 @@ class WorkerConfig:
         "",
         "folder for the files of /dump_expert_distribution_record; empty: they are refused",
     )
+    nnodes: int = _flag(
+        1,
+        "machines (nodes) that share the ranks of the worker, a divisor of --tp-size; the same command runs on each, with "
+        "another --node-rank",
+        low=1,
+        high=64,
+    )
+    node_rank: int = _flag(
+        0,
+        "number of this node; node 0 has the router, the server and the scheduler, the others have ranks alone",
+        low=0,
+    )
+    dist_init_addr: str = _flag(
+        "",
+        "HOST:PORT at which the nodes meet; HOST is the address of node 0 in the network of the nodes, and node 0 listens "
+        "for them on this address alone",
+        also=("--nccl-init-addr",),
+    )
+    dist_key: str = _flag(
+        "",
+        f"secret that the nodes share, of {MIN_DIST_KEY} characters or more; prefer the environment variable "
+        "MLA_ROUTER_DIST_KEY; empty: the variable's value",
+        variable="MLA_ROUTER_DIST_KEY",
+    )
     dist_timeout: float = _flag(
         600.0,
-        "seconds for which the ranks of a worker wait for each other, at the start and in each exchange, before the "
-        "worker ends",
+        "seconds for which the nodes and ranks of a worker wait for each other, at the start and in each exchange, before "
+        "the worker ends",
         low=1.0,
     )
     cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
@@ -370,8 +399,35 @@ class WorkerConfig:
         ):
             if is_set and self.ep_size == 1:
                 raise ConfigError(f"{flag}: needs --ep-size of at least 2")
+        if self.nnodes > 1:
+            self._check_nodes()
+        elif self.node_rank:
+            raise ConfigError(f"--node-rank {self.node_rank}: set --nnodes, which is 1")
         if self.chunked_prefill_size == 0:
             raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
+
+    def _check_nodes(self) -> None:
+        flag = f"--nnodes {self.nnodes}"
+        if self.tp_size % self.nnodes:
+            raise ConfigError(f"{flag}: must divide --tp-size {self.tp_size}")
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(f"--node-rank {self.node_rank}: less than {flag}")
+        if not self.dist_init_addr:
+            raise ConfigError(f"{flag}: give --dist-init-addr HOST:PORT, the same on all nodes")
+        if len(self.dist_key) < MIN_DIST_KEY:
+            raise ConfigError(
+                f"{flag}: set MLA_ROUTER_DIST_KEY to a secret of at least {MIN_DIST_KEY} characters, the same on all nodes"
+            )
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this node."""
+        return self.ranks_of(self.node_rank)
+
+    def ranks_of(self, node: int) -> range:
+        """Returns the ranks of a node."""
+        each = self.tp_size // self.nnodes
+        return range(node * each, (node + 1) * each)
 
     @property
     def decode_graph_sizes(self) -> list[int]:
@@ -428,7 +484,7 @@ class WorkerConfig:
             for spec in dataclasses.fields(self)
             if "variable" in spec.metadata and (value := getattr(self, spec.name))
         }
-        ranks = _RANKS if self.tp_size > 1 else {}
+        ranks = _RANKS if self.tp_size > 1 and self.nnodes == 1 else {}
         return {**_TORCH, **ranks, **os.environ, **secrets}
 
 

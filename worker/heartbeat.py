@@ -15,7 +15,8 @@ from contextlib import contextmanager
 
 _BYTES = mmap.PAGESIZE
 MAX_RANKS = 64
-_PID, _COUNT, _LAST, _HAS_WORK, _PAUSED, _EXPECTED = range(6)
+_PID, _COUNT, _LAST, _HAS_WORK, _PAUSED, _EXPECTED, _FROZEN, _REPORTED = range(8)
+SILENT_S = 10.0  # without a report of a rank on another node
 
 
 class Heartbeat:
@@ -68,6 +69,28 @@ class Heartbeat:
         finally:
             self._cells[_PAUSED] = 0
             self.update()
+
+    # -- written for a rank on another node -------------------------------------------------------
+
+    def report(self, age_s: float, *, is_frozen: bool) -> None:
+        """Records the report of the rank's node: seconds since the last heartbeat, and whether the rank is frozen. The
+        page has no process id, because the process is on another machine."""
+        now = time.monotonic()
+        self._cells[_LAST], self._cells[_FROZEN] = now - age_s, is_frozen
+        self._cells[_REPORTED] = now
+
+    def mirror(self, *, serves: bool, expected_s: float) -> None:
+        """Records the state of rank 0 on another node, for the ranks of this one. Its process id is that of this
+        process."""
+        self.expect(expected_s)
+        self._cells[_PID] = os.getpid() if serves else 0
+
+    @property
+    def is_reported_frozen(self) -> bool:
+        """Whether the rank's node reports that it is frozen, or has stopped its reports."""
+        reported = self._cells[_REPORTED]
+        is_silent = 0 < reported < time.monotonic() - SILENT_S
+        return bool(self._cells[_FROZEN]) or is_silent
 
     # -- read by the servers ----------------------------------------------------------------------
 

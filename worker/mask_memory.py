@@ -56,6 +56,15 @@ class MaskMemory:
         first = self.first_row(step)
         return self.rows[first : first + self.max_rows]
 
+    def put(self, step: int, bits: bytes) -> None:
+        """Writes the bitmasks of a step that began on another machine. Raises ValueError if they do not fit."""
+        row = self.rows.shape[1] * 4
+        count, rest = divmod(len(bits), row)
+        if step <= 0 or rest or count > self.max_rows:
+            raise ValueError(f"token bitmasks of {len(bits)} bytes for step {step}")
+        self._numbers[step % STEPS] = step
+        self.of(step)[:count] = np.frombuffer(bits, dtype="<i4").reshape(count, -1)
+
     def has(self, step: int) -> bool:
         """Whether the bitmasks of a step are still there."""
         return step > 0 and bool(self._numbers[step % STEPS] == step)

@@ -23,7 +23,7 @@ def check(config: WorkerConfig) -> None:
     if config.chat_template:
         _check_readable("--chat-template", Path(config.chat_template))
     if config.device != "cpu":
-        _check_gpu(config.device, config.base_gpu_id + config.tp_size - 1, count_gpus())
+        _check_gpu(config.device, config.base_gpu_id + len(config.ranks_here) - 1, count_gpus())
 
 
 def _check_readable(flag: str, path: Path) -> None:

@@ -34,7 +34,6 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 
 
 _ALWAYS = "always on"
-_ONE_MACHINE = "the ranks of a worker are on one machine, and need no address"
 _ONE_WAY = "ranks exchange by gloo on a CPU and NCCL on GPUs"
 _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
 _ONE_EXCHANGE = "each rank computes its experts of all tokens"
@@ -73,10 +72,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--otlp-traces-endpoint": _tunes("the router sends traces: its --otlp-traces-endpoint", ONE),
     "--kv-events-config": _tunes("caches are not announced by events", ONE),
     # devices and processes that work together
-    "--dist-init-addr": _tunes(_ONE_MACHINE, ONE),
-    "--nccl-init-addr": _tunes(_ONE_MACHINE, ONE),
-    "--nccl-port": _tunes(_ONE_MACHINE, ONE),
-    "--node-rank": _tunes(_ONE_MACHINE, ONE, "0"),
+    "--nccl-port": _tunes("NCCL chooses its ports", ONE),
     "--gpu-id-step": _tunes("the GPUs of --dp-size lie beside each other", ONE, "1"),
     "--disable-custom-all-reduce": _tunes(_ONE_WAY),
     "--enable-p2p-check": _tunes(_ONE_WAY),
@@ -131,7 +127,6 @@ FLAGS: dict[str, ForeignFlag] = {
     "--data-parallel-size": _refused(_SEVERAL, ONE, "1"),
     "--dp-size": _refused(_SEVERAL, ONE, "1"),
     "--dp": _refused(_SEVERAL, ONE, "1"),
-    "--nnodes": _refused("a worker runs on one machine; start one there as well", ONE, "1"),
     "--pipeline-parallel-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
     "--pp-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
     "--enable-dp-attention": _refused(_OTHER_PARALLELISM),

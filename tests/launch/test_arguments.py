@@ -68,6 +68,20 @@ def test_workers_of_several_ranks_have_as_many_devices_and_share_the_cores(model
     assert workers[0].cpu_threads == max(1, cores // 8)
 
 
+NODES = ["--nnodes", "2", "--dist-init-addr", "10.0.0.1:5000", "--dist-key", "k" * 16]
+
+
+def test_a_node_has_its_share_of_ranks_devices_and_cores(model: Path) -> None:
+    options = parsed(model, "--tp-size", "4", "--base-gpu-id", "1", "--node-rank", "1", *NODES)
+    worker = options.worker(0, 31000)
+    assert worker.ranks_here == range(2, 4)
+    assert worker.ranks_of(0) == range(2)
+    assert worker.base_gpu_id == 1
+    assert worker.cpu_threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert not any("k" * 16 in argument for argument in worker.to_argv()), "ps would show it"
+    assert worker.child_environment()["MLA_ROUTER_DIST_KEY"] == "k" * 16
+
+
 def test_the_cores_are_shared_by_default(model: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     assert parsed(model, "--dp-size", "1").worker(0, 1).cpu_threads == cores
@@ -153,6 +167,8 @@ def test_ranks_talk_over_the_loopback_interface(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     assert "NCCL_SOCKET_IFNAME" not in WorkerConfig().child_environment()
     assert WorkerConfig(tp_size=2).child_environment()["NCCL_SOCKET_IFNAME"] == "lo"
+    several = WorkerConfig(tp_size=2, nnodes=2, dist_init_addr="a:1", dist_key="k" * 16)
+    assert "NCCL_SOCKET_IFNAME" not in several.child_environment()
 
 
 def test_sglang_short_names(model: Path) -> None:
@@ -172,6 +188,12 @@ def test_sglang_short_names(model: Path) -> None:
         (["--port", "70000"], "--port: '70000' is not a port"),
         (["--page-size", "7"], "--page-size"),
         (["--tp", "2", "--ep", "4"], "--ep-size 4: must divide"),
+        (["--tp", "3", *NODES], "--nnodes 2: must divide --tp-size 3"),
+        (["--tp", "2", "--node-rank", "2", *NODES], "--node-rank 2: less than --nnodes 2"),
+        (["--node-rank", "1"], "--node-rank 1: set --nnodes"),
+        (["--tp", "2", "--nnodes", "2"], "--nnodes 2: give --dist-init-addr"),
+        (["--tp", "2", *NODES[:-1], "short"], "--nnodes 2: set MLA_ROUTER_DIST_KEY"),
+        (["--tp", "2", "--dp", "2", *NODES], "--dp-size 2: with --nnodes 2 a launcher has one"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),

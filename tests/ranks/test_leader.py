@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,7 +42,7 @@ class Wire:
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
 
-    def send(self, call: EngineCall) -> None:
+    def send(self, call: EngineCall, bits: np.ndarray | None = None) -> None:  # noqa: ARG002
         self.follower.do(decode(encode(call)))
 
 

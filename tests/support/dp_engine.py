@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
 from mla_router.worker.engine.runners.choose import fits_decode_graph
@@ -119,8 +120,8 @@ def repeat(
 
 @cache
 def _groups(group: Group, dp_size: int, meeting: Path) -> Groups:
-    store, device = meeting / f"dp{dp_size}", _device(group)
-    return Groups.join(group.rank, group.size, store, device, dp_size=dp_size)
+    store = FileStore(str(meeting / f"dp{dp_size}"), -1)
+    return Groups.join(group.rank, group.size, store, _device(group), dp_size=dp_size)
 
 
 def _device(group: Group) -> torch.device:

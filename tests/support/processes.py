@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -172,8 +172,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Running]:
-    """Starts `python <argv>` and waits for a 200 from `ready_path`."""
+def running(
+    argv: list[str], url: str, ready_path: str | None, prefix: Sequence[str] = ()
+) -> Iterator[Running]:
+    """Starts `python <argv>`, with the words of `prefix` before it, and waits for a 200 from `ready_path`."""
     # One thread each: several torch processes share the few cores of a CI machine.
     environment = os.environ | {
         "MLA_ROUTER_REPLAY_KEY": REPLAY_KEY,
@@ -186,7 +188,7 @@ def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Runni
         log = folder / "output.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *argv],
+                [*prefix, sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -235,6 +237,14 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
             lambda: len(healthy_workers(started.url)) == dp_size, f"{dp_size} workers in rotation"
         )
         started.tree()
+        yield started
+
+
+@contextlib.contextmanager
+def node(prefix: Sequence[str] = (), **flags: Flag) -> Iterator[Running]:
+    """Starts the launcher of a node other than 0, and does not wait."""
+    argv = ["-m", "mla_router.launch_server", *to_argv({"device": "cpu", "cpu_threads": 1} | flags)]
+    with running(argv, "", None, prefix) as started:
         yield started
 
 

@@ -6,6 +6,7 @@ Tests that kill a program must not rely on that program's own reports.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,18 @@ def _open_files(number: int) -> list[str]:
             with contextlib.suppress(OSError):  # or close the file
                 targets.append(os.readlink(handle))
     return targets
+
+
+def listening_addresses(number: int) -> set[str]:
+    """Returns the IPv4 addresses on which a process listens."""
+    files = _open_files(number)
+    found = set()
+    for line in (PROC / str(number) / "net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+            packed = bytes.fromhex(fields[1].partition(":")[0])
+            found.add(str(ipaddress.IPv4Address(packed[::-1])))
+    return found
 
 
 def listener(port: int) -> int:

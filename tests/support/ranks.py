@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.kernels.comm.group import Group
 from support.processes import EVENT_TIMEOUT_S
@@ -102,7 +103,8 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
     if device_type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    group = Group.join(rank, size, store, device, timeout_s=2 * EVENT_TIMEOUT_S)
+    meeting = FileStore(str(store), -1)
+    group = Group.join(rank, size, meeting, device, timeout_s=2 * EVENT_TIMEOUT_S)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()

@@ -1,8 +1,8 @@
 """The process of a rank other than 0: an engine that repeats the calls of rank 0.
 
-    python -m mla_router.worker.ranks [flags of a worker] --rank N --ipc-dir DIR --parent-pid PID --heartbeat-fd FD ...
+    python -m mla_router.worker.ranks [flags of a worker] --rank N --parent-pid PID --heartbeat-fd FD ...
 
-The first API process of the worker starts it, and it ends with that process.
+The first API process of the worker starts it, or the launcher on a node other than 0. It ends with that process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
+from mla_router.worker.ranks import meeting_flags
 
 EXIT_FAILED = 1
 EXIT_BAD_SETTINGS = 2
@@ -35,11 +36,10 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.ranks")
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--ipc-dir", type=Path, help="folder of the sockets, on node 0")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
-    parser.add_argument("--store-fd", type=int, required=True)
-    parser.add_argument("--masks-fd", type=int, required=True)
+    meeting_flags.add(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.set_up(config.log_level, f"rank {rank}")
         setproctitle(f"mla_router rank {rank} {config.name}")
         leader = Heartbeat(arguments.heartbeat_fd)
-        run(config, rank, arguments.ipc_dir, leader, arguments.store_fd, arguments.masks_fd)
+        run(config, rank, arguments, leader)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS
@@ -60,24 +60,35 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(
-    config: WorkerConfig, rank: int, ipc_dir: Path, leader: Heartbeat, store: int, masks: int
+    config: WorkerConfig, rank: int, arguments: argparse.Namespace, leader: Heartbeat
 ) -> NoReturn:
-    """Serves until the process ends. `leader`: the heartbeat of rank 0. `store` and `masks`: descriptors of the
-    rendezvous store and of `MaskMemory`. Raises ConfigError, RanksError, CallError, and any error of a step."""
+    """Serves until the process ends. `leader`: the heartbeat of rank 0. Raises ConfigError, RanksError, CallError, and any
+    error of a step."""
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
-    from mla_router.worker.ranks.load import load_rank
-    from mla_router.worker.ranks.rendezvous import Rendezvous, store_path
+    from mla_router.worker.ranks.load import endpoint_of, load_rank, meet
+    from mla_router.worker.ranks.remote_calls import CallKeys, RemoteReceiver
 
-    receiver = CallReceiver(ipc_dir, rank)
-    path = store_path(store)
-    rendezvous = Rendezvous(path, rank, config.tp_size, timeout_s=config.dist_timeout)
+    place = meeting_flags.place(arguments)
+    assert place is not None, "a rank other than 0 meets the others"
+    is_near = rank in config.ranks_of(0)
+    receiver: CallReceiver | RemoteReceiver
+    if is_near:
+        receiver = CallReceiver(arguments.ipc_dir, rank)
+    store = place.open(rank, config.dist_timeout)
+    rendezvous = meet(config, rank, store)
     rendezvous.all_arrived()
-    engine = load_rank(config, rank, path)
-    vocab_size = engine.model.config.vocab_size
-    memory = MaskMemory(masks, config.max_running_requests, vocab_size)
-    follower = Follower(engine, leader.of_rank(rank), leader, memory)
+    engine = load_rank(config, rank, store, place.address)
+    sizes = config.max_running_requests, engine.model.config.vocab_size
+    if is_near:
+        masks = MaskMemory(arguments.masks_fd, *sizes)
+    else:
+        assert place.meeting is not None, "a rank on another node"
+        keys = CallKeys(config.dist_key, place.meeting.session)
+        masks = MaskMemory.create(*sizes)
+        receiver = RemoteReceiver(rendezvous.told(endpoint_of(rank)), rank, keys, masks)
+    follower = Follower(engine, leader.of_rank(rank), leader, masks)
     engine.report_progress_within_steps(follower.beat)
     gc.collect()
     gc.freeze()  # the objects of the start stay: later collections skip them

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, Protocol
 
+import numpy as np
+
 from mla_router.worker.core import (
     Capacity,
     ForwardOutput,
@@ -16,7 +18,7 @@ from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample
 
 
 class Sender(Protocol):
-    def send(self, call: EngineCall) -> None: ...
+    def send(self, call: EngineCall, bits: np.ndarray | None = None) -> None: ...
 
 
 class Leader(Generic[ForwardOutput]):
@@ -35,7 +37,10 @@ class Leader(Generic[ForwardOutput]):
         return self._engine.forward(plan)
 
     def sample(self, forward_output: ForwardOutput, masks: TokenMasks | None = None) -> PendingStep:
-        self._sender.send(Sample(None if masks is None else Masks.of(masks)))
+        if masks is None:
+            self._sender.send(Sample())
+        else:
+            self._sender.send(Sample(Masks.of(masks)), masks.bits)
         return self._engine.sample(forward_output, masks)
 
     def is_usable_after(self, error: Exception) -> bool:

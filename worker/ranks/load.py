@@ -6,25 +6,43 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from torch._C._distributed_c10d import Store
+
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_device, load_engine
+from mla_router.worker.kernels.comm.connect import LOOPBACK
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.ranks.channel import CallSender
 from mla_router.worker.ranks.leader import Leader
-from mla_router.worker.ranks.rendezvous import Rendezvous, store_path
+from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls
+from mla_router.worker.ranks.rendezvous import Rendezvous
+from mla_router.worker.ranks.stores import Place
 
 
-def load_rank(config: WorkerConfig, rank: int, store: Path | None) -> Engine:
-    """Returns the engine of `rank`, on the GPU with that offset from --base-gpu-id. `store`: the store of the rendezvous,
-    at which all ranks have arrived; None for one rank. Raises ConfigError."""
-    own = dataclasses.replace(config, base_gpu_id=config.base_gpu_id + rank)
+def load_rank(
+    config: WorkerConfig, rank: int, store: Store | None, address: str = LOOPBACK
+) -> Engine:
+    """Returns the engine of `rank`, on the GPU with its place among the ranks of this node from --base-gpu-id.
+
+    `store`: the meeting of the ranks, all of which have arrived; None for one rank. `address`: that of this node for the
+    other ranks. Raises ConfigError.
+    """
+    gpu = config.base_gpu_id + rank - config.ranks_here.start
+    own = dataclasses.replace(config, base_gpu_id=gpu)
     groups = ONE_RANK
     if store is not None:
         device = choose_device(own)
-        groups = Groups.join(rank, config.tp_size, store, device, timeout_s=config.dist_timeout)
+        groups = Groups.join(
+            rank,
+            config.tp_size,
+            store,
+            device,
+            timeout_s=config.dist_timeout,
+            address=address,
+        )
     try:
         return load_engine(own, groups, expert_parts=config.ep_size)
     except ModelError as error:
@@ -32,20 +50,46 @@ def load_rank(config: WorkerConfig, rank: int, store: Path | None) -> Engine:
 
 
 def load_leader(
-    config: WorkerConfig, ipc_dir: Path, store: int | None
+    config: WorkerConfig, ipc_dir: Path, place: Place | None
 ) -> tuple[Engine, StepEngine[Any]]:
     """Loads rank 0, and waits for the other ranks. Returns its engine, and that engine with the others behind it.
 
-    `store`: descriptor of the meeting; None for one rank. Raises ConfigError, RanksError.
+    `place`: the meeting; None for one rank. Raises ConfigError, RanksError.
     """
-    if store is None:
+    if place is None:
         engine = load_rank(config, 0, None)
         return engine, engine
-    path = store_path(store)
-    rendezvous = Rendezvous(path, 0, config.tp_size, timeout_s=config.dist_timeout)
+    store = place.open(0, config.dist_timeout)
+    rendezvous = meet(config, 0, store)
+    remote = _open_remote(config, place, rendezvous)
     rendezvous.all_arrived()
-    sender = CallSender(ipc_dir, config.tp_size)
-    engine = load_rank(config, 0, path)
+    sender = CallSender(ipc_dir, len(config.ranks_here), remote)
+    engine = load_rank(config, 0, store, place.address)
     rendezvous.report_loaded()
     rendezvous.all_loaded()
+    if remote is not None:
+        remote.wait_connected(config.dist_timeout)
     return engine, Leader(engine, sender)
+
+
+def meet(config: WorkerConfig, rank: int, store: Store) -> Rendezvous:
+    """Reports the arrival of `rank` in the store, and returns its view of the meeting."""
+    return Rendezvous(
+        store, rank, config.tp_size, timeout_s=config.dist_timeout, nodes=config.nnodes
+    )
+
+
+def endpoint_of(rank: int) -> str:
+    """Returns the name under which rank 0 tells the address of the calls to `rank`."""
+    return f"the address of calls to rank {rank}"
+
+
+def _open_remote(config: WorkerConfig, place: Place, rendezvous: Rendezvous) -> RemoteCalls | None:
+    """Listens for the ranks on other nodes, and tells them the addresses; None on one machine."""
+    if place.meeting is None:
+        return None
+    ranks = range(config.ranks_here.stop, config.tp_size)
+    remote = RemoteCalls(place.address, ranks, CallKeys(config.dist_key, place.meeting.session))
+    for rank, endpoint in remote.endpoints.items():
+        rendezvous.tell(endpoint_of(rank), endpoint)
+    return remote

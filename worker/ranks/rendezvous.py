@@ -1,36 +1,32 @@
-"""The rendezvous of a worker's ranks at their start, in a torch FileStore.
+"""The rendezvous of a worker's ranks at their start, in the store of `stores.py`.
 
 Each rank reports its arrival, and later that its engine is loaded. A rank that does not come within the time limit is an
 error on the ranks that wait for it.
-
-The store is anonymous memory whose descriptor the processes inherit: it has no name and no port, and ends with them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
-from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import Store
 
 from mla_router.worker.ranks.errors import RanksError
-
-
-def store_path(descriptor: int) -> Path:
-    """Returns the path of an inherited file, for this process."""
-    return Path(f"/proc/self/fd/{descriptor}")
 
 
 class Rendezvous:
     """The view of one rank."""
 
-    def __init__(self, store: Path, rank: int, size: int, *, timeout_s: float) -> None:
-        """Reports the arrival of `rank`, one of `size`. `timeout_s`: limit of each wait."""
+    def __init__(
+        self, store: Store, rank: int, size: int, *, timeout_s: float, nodes: int = 1
+    ) -> None:
+        """Reports the arrival of `rank`, one of `size` on `nodes` machines. `timeout_s`: limit of each wait."""
         self._rank = rank
         self._size = size
+        self._ranks_a_node = size // nodes
         self._timeout_s = timeout_s
-        self._store = FileStore(str(store), size)
+        self._store = store
         self._report("arrived")
 
     def all_arrived(self) -> None:
@@ -45,6 +41,20 @@ class Rendezvous:
         """Waits until all ranks can run calls. Raises RanksError."""
         self._wait("loaded", "not loaded the model")
 
+    def tell(self, name: str, value: str) -> None:
+        """Tells the other ranks a value."""
+        self._store.set(f"told/{name}", value)
+
+    def told(self, name: str) -> str:
+        """Waits for a value that another rank tells, and returns it. Raises RanksError."""
+        try:
+            self._store.wait([f"told/{name}"], timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            raise RanksError(
+                f"after {self._timeout_s:g} s (--dist-timeout) no rank has told {name}"
+            ) from error
+        return self._store.get(f"told/{name}").decode(errors="replace")
+
     def _report(self, event: str) -> None:
         self._store.set(f"{event}/{self._rank}", str(os.getpid()))
 
@@ -54,8 +64,14 @@ class Rendezvous:
             self._store.wait(list(keys.values()), timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             late = [rank for rank, key in keys.items() if not self._store.check([key])]
-            names = " and ".join(f"rank {rank}" for rank in late)
             raise RanksError(
-                f"after {self._timeout_s:g} s (--dist-timeout) {names} of {self._size} ranks "
+                f"after {self._timeout_s:g} s (--dist-timeout) {self._names(late)} of {self._size} ranks "
                 f"{'has' if len(late) == 1 else 'have'} {problem}; its log lines begin with its name"
             ) from error
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        several = self._ranks_a_node < self._size
+        return " and ".join(
+            f"rank {rank}" + (f" (node {rank // self._ranks_a_node})" if several else "")
+            for rank in ranks
+        )

@@ -25,6 +25,7 @@ from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
+from mla_router.worker.ranks import meeting_flags
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.expert_recorder import Load
@@ -43,10 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
-    parser.add_argument("--store-fd", type=int, help="memory of the rendezvous of the ranks")
-    parser.add_argument(
-        "--masks-fd", type=int, help="memory of the token bitmasks, for other ranks"
-    )
+    meeting_flags.add(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -59,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.heartbeat_fd is None
             else Heartbeat(arguments.heartbeat_fd)
         )
-        run(config, arguments.ipc_dir, heartbeat, arguments.store_fd, arguments.masks_fd)
+        run(config, arguments, heartbeat)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,20 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(
-    config: WorkerConfig,
-    ipc_dir: Path,
-    heartbeat: Heartbeat,
-    store: int | None,
-    masks: int | None,
-) -> None:
-    """Serves until `Shutdown`. `store` and `masks`: descriptors of the rendezvous store and of `MaskMemory`, if there are
-    several ranks. Raises ConfigError, EngineFailed, RanksError."""
+def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbeat) -> None:
+    """Serves until `Shutdown`. Raises ConfigError, EngineFailed, RanksError."""
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.load import load_leader
 
-    grammars = _start_grammars(config, masks)
-    engine, calls = load_leader(config, ipc_dir, store)
+    grammars = _start_grammars(config, arguments.masks_fd)
+    ipc_dir = arguments.ipc_dir
+    engine, calls = load_leader(config, ipc_dir, meeting_flags.place(arguments))
     measured = _first_steps(engine, calls, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size

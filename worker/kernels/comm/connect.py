@@ -7,30 +7,35 @@ let gloo listen on the address of the host's name.
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import (
     Backend,
-    FileStore,
     PrefixStore,
     ProcessGroupGloo,
     ProcessGroupNCCL,
+    Store,
 )
 
 LOOPBACK = "127.0.0.1"
 
 
 def connect(
-    rank: int, size: int, store: Path, device: torch.device, timeout_s: float, name: str
+    rank: int,
+    size: int,
+    store: Store,
+    device: torch.device,
+    timeout_s: float,
+    name: str,
+    address: str,
 ) -> Backend:
     """Returns the process group of `size` ranks (`Group.join`)."""
     timeout = timedelta(seconds=timeout_s)
-    meeting = PrefixStore(name, FileStore(str(store), -1))  # -1: other groups may use the file
+    meeting = PrefixStore(name, store)
     meeting.set_timeout(timeout)
     if device.type == "cpu":
         gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        gloo._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        gloo._devices = [ProcessGroupGloo.create_device(hostname=address)]
         gloo._timeout = timeout
         return ProcessGroupGloo(meeting, rank, size, gloo)
     nccl = ProcessGroupNCCL.Options()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
     ReduceScatterOptions,
+    Store,
 )
 
-from mla_router.worker.kernels.comm.connect import connect
+from mla_router.worker.kernels.comm.connect import LOOPBACK, connect
 
 # NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
 # messages of so many numbers differ.
@@ -51,24 +51,25 @@ class Group:
     def join(
         rank: int,
         size: int,
-        store: Path,
+        store: Store,
         device: torch.device,
         *,
         timeout_s: float = 1800.0,
         name: str = "group",
+        address: str = LOOPBACK,
     ) -> Group:
         """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL.
 
-        `store` is the path of a file that does not exist before the first rank joins, in a folder of this user. Groups
-        in the same file have different names. Gloo listens on the loopback interface. The environment variable
-        NCCL_SOCKET_IFNAME names the interface of NCCL.
+        The ranks find each other in `store`. Groups in the same store have different names. Gloo listens on `address`, an
+        address of this machine. The environment variable NCCL_SOCKET_IFNAME names the interface of NCCL.
 
         Raises RuntimeError if a rank is missing after `timeout_s`. So does a collective of gloo, and at once if a
         rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
         """
         if size == 1:
             return Group.alone()
-        group = Group(rank, size, connect(rank, size, store, device, timeout_s, name))
+        processes = connect(rank, size, store, device, timeout_s, name, address)
+        group = Group(rank, size, processes)
         if device.type == "cuda":
             for numbers in FIRST_CALLS:
                 x = torch.zeros(numbers, device=device)

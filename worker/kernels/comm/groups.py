@@ -6,11 +6,12 @@ attention, dense layers and the head. All ranks together divide the layers of ex
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch._C._distributed_c10d import Store
 
+from mla_router.worker.kernels.comm.connect import LOOPBACK
 from mla_router.worker.kernels.comm.group import Group
 
 
@@ -25,11 +26,12 @@ class Groups(NamedTuple):
         cls,
         rank: int,
         size: int,
-        store: Path,
+        store: Store,
         device: torch.device,
         *,
         dp_size: int = 1,
         timeout_s: float = 1800.0,
+        address: str = LOOPBACK,
     ) -> Groups:
         """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. Other
         arguments, and errors: those of `Group.join`."""
@@ -38,7 +40,9 @@ class Groups(NamedTuple):
         dp_rank, place = divmod(rank, each)
 
         def join(name: str, own: int, count: int) -> Group:
-            return Group.join(own, count, store, device, timeout_s=timeout_s, name=name)
+            return Group.join(
+                own, count, store, device, timeout_s=timeout_s, name=name, address=address
+            )
 
         return cls(
             join(f"attention {dp_rank}", place, each), join(f"exchange {place}", dp_rank, dp_size)

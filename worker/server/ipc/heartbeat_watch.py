@@ -104,11 +104,14 @@ class RanksWatch:
     """Watches the heartbeats of all ranks of a worker."""
 
     def __init__(self, heartbeats: Sequence[Heartbeat]) -> None:
+        self._heartbeats = heartbeats
         self._watches = [HeartbeatWatch(heartbeat) for heartbeat in heartbeats]
 
     @property
     def is_frozen(self) -> bool:
-        return any(watch.is_frozen for watch in self._watches)
+        return any(watch.is_frozen for watch in self._watches) or any(
+            heartbeat.is_reported_frozen for heartbeat in self._heartbeats
+        )
 
     async def run(self) -> None:
         """Checks every CHECK_PERIOD_S seconds until it is cancelled."""

@@ -10,14 +10,18 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from socket import socket
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.nodes.address import nccl_environment
+from mla_router.worker.nodes.leader import Nodes
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
@@ -25,6 +29,19 @@ SCHEDULER_STOP_S = 1.0  # grace period of the scheduler
 # Grace period of the extra API processes, whose last answers take up to FLUSH_S (`serving.py`).
 EXTRA_STOP_S = 1.5
 EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
+
+
+class Part(Protocol):
+    """A process of the worker, or another node: the worker ends with it."""
+
+    name: str
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    @property
+    def is_running(self) -> bool: ...
 
 
 class Child:
@@ -61,10 +78,10 @@ async def scheduler_process(
     state: ServerState,
     directory: Path,
     client: SchedulerClient,
-    memory: RanksMemory | None,
+    place: MeetingPlace,
 ) -> AsyncIterator[Child]:
-    """Runs the scheduler within the block. `command` starts it; the flags are added here."""
-    child = Child("the scheduler", await _start_rank(command, state, directory, memory))
+    """Runs the scheduler within the block. `command` starts it; the flags are added here. `place`: see `meeting_place`."""
+    child = Child("the scheduler", await _start_rank(command, state, directory, place))
     try:
         yield child
     finally:
@@ -73,36 +90,47 @@ async def scheduler_process(
         await child.end(SCHEDULER_STOP_S)
 
 
-class RanksMemory(NamedTuple):
-    """Descriptors of anonymous memory that several ranks inherit."""
+class MeetingPlace(NamedTuple):
+    """The way in which the process of a rank learns where the ranks meet."""
 
-    store: int  # torch's FileStore, for the rendezvous
-    masks: int  # `MaskMemory`
+    flags: tuple[str, ...] = ()
+    inherited: tuple[int, ...] = ()  # descriptors
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
-def ranks_memory(size: int) -> Iterator[RanksMemory | None]:
-    """Makes the memory of `size` ranks, and yields it; None for one rank."""
-    if size == 1:
-        yield None
+def meeting_place(config: WorkerConfig, nodes: Nodes | None) -> Iterator[MeetingPlace]:
+    """Makes what the ranks share: a store in which they meet, in inherited memory on one machine and on a socket of node 0
+    on several, and the memory of token bitmasks."""
+    if config.tp_size == 1:
+        yield MeetingPlace()
         return
-    memory = RanksMemory(*(os.memfd_create(f"mla-router-{name}") for name in RanksMemory._fields))
+    store = os.memfd_create("mla-router-ranks") if nodes is None else os.dup(nodes.store_fd)
+    masks = os.memfd_create("mla-router-masks")
+    flags: tuple[str, ...] = (f"--store-fd={store}", f"--masks-fd={masks}")
     try:
-        yield memory
+        if nodes is None:
+            yield MeetingPlace(flags, (store, masks))
+        else:
+            meeting = msgspec.json.encode(nodes.meeting).decode()
+            flags += (f"--meeting={meeting}", f"--address={nodes.address}")
+            interface = nccl_environment(nodes.address, config.device)
+            yield MeetingPlace(flags, (store, masks), interface)
     finally:
-        for descriptor in memory:
-            os.close(descriptor)
+        os.close(store)
+        os.close(masks)
 
 
 @asynccontextmanager
 async def rank_processes(
-    command: Sequence[str], state: ServerState, directory: Path, memory: RanksMemory | None
+    command: Sequence[str], state: ServerState, directory: Path, place: MeetingPlace
 ) -> AsyncIterator[list[Child]]:
-    """Runs the ranks other than 0 within the block, and kills them at its end, because they cannot work without rank 0. `command` starts one; the flags are added here."""
+    """Runs the ranks other than 0 of this machine within the block, and kills them at its end, because they cannot work
+    without rank 0. `command` starts one; the flags are added here."""
     children: list[Child] = []
     try:
-        for rank in range(1, state.config.tp_size):
-            process = await _start_rank((*command, f"--rank={rank}"), state, directory, memory)
+        for rank in state.config.ranks_here[1:]:
+            process = await _start_rank((*command, f"--rank={rank}"), state, directory, place)
             children.append(Child(f"rank {rank}", process))
         yield children
     finally:
@@ -112,22 +140,42 @@ async def rank_processes(
 
 
 async def _start_rank(
-    command: Sequence[str], state: ServerState, directory: Path, memory: RanksMemory | None
+    command: Sequence[str], state: ServerState, directory: Path, place: MeetingPlace
 ) -> Process:
     heartbeat = state.heartbeat.descriptor
     flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
-    flags += ["--ipc-dir", str(directory)]
-    inherited: tuple[int, ...] = (heartbeat,)
-    if memory is not None:
-        flags += [f"--store-fd={memory.store}", f"--masks-fd={memory.masks}"]
-        inherited = (heartbeat, *memory)
+    flags += ["--ipc-dir", str(directory), *place.flags]
     return await asyncio.create_subprocess_exec(
         *command,
         *flags,
         stdin=DEVNULL,
-        pass_fds=inherited,
-        env=state.config.child_environment(),
+        pass_fds=(heartbeat, *place.inherited),
+        # The user's choice of an interface has precedence.
+        env={**place.environment, **state.config.child_environment()},
     )
+
+
+@asynccontextmanager
+async def rank_group(
+    scheduler: Sequence[str],
+    rank: Sequence[str],
+    state: ServerState,
+    directory: Path,
+    client: SchedulerClient,
+    nodes: Nodes | None,
+) -> AsyncIterator[list[Part]]:
+    """Runs the scheduler, which is rank 0, and the other ranks of this machine within the block. Yields all ranks in order,
+    with those of other nodes. `scheduler` and `rank`: commands without their flags."""
+    with meeting_place(state.config, nodes) as place:
+        async with (
+            rank_processes(rank, state, directory, place) as others,
+            scheduler_process(scheduler, state, directory, client, place) as engine,
+        ):
+            try:
+                yield [engine, *others, *(nodes.ranks if nodes is not None else ())]
+            finally:
+                if nodes is not None:
+                    nodes.end()
 
 
 @asynccontextmanager

@@ -21,16 +21,15 @@ from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
+from mla_router.worker.nodes.leader import other_nodes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.processes.children import (
-    Child,
+    Part,
     extra_processes,
-    rank_processes,
-    ranks_memory,
-    scheduler_process,
+    rank_group,
 )
 from mla_router.worker.server.processes.serving import (
     EXIT_BAD_SETTINGS,
@@ -67,17 +66,17 @@ async def run(
     servers = config.tokenizer_worker_num
     state = ServerState(config, counters=SharedCounters.create(servers))
     signals = Signals()
-    with ipc_directory() as directory, ranks_memory(config.tp_size) as memory:
+    with ipc_directory() as directory:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.
         async with (
+            other_nodes(config, state.heartbeat) as nodes,
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
-            rank_processes(rank, state, directory, memory) as others,
-            scheduler_process(scheduler, state, directory, client, memory) as engine,
+            rank_group(scheduler, rank, state, directory, client, nodes) as ranks,
             extra_processes(state, directory, listeners[1:]) as extras,
             serving(state, listeners[0]),
         ):
-            worker = _Worker(state, client, peers, [engine, *others], extras)
+            worker = _Worker(state, client, peers, ranks, extras)
             peers.start(worker.answer)
             return await worker.serve(directory, signals)
 
@@ -90,10 +89,10 @@ class _Worker:
         state: ServerState,
         client: SchedulerClient,
         peers: Peers,
-        ranks: list[Child],
-        extras: list[Child],
+        ranks: Sequence[Part],
+        extras: Sequence[Part],
     ) -> None:
-        """`ranks`: the scheduler, which is rank 0, and the other ranks."""
+        """`ranks`: the scheduler, which is rank 0, and the other ranks, in order."""
         self._state = state
         self._client = client
         self._peers = peers
@@ -203,8 +202,9 @@ def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     device = limits.device
     if (ranks := config.tp_size) > 1:
-        last = config.base_gpu_id + ranks - 1
+        last = config.base_gpu_id + len(config.ranks_here) - 1
         device = f"{ranks} ranks on {device}" + (f" to cuda:{last}" if device != "cpu" else "")
+        device += f" of {config.nnodes} nodes" if config.nnodes > 1 else ""
     overlap = "off" if config.disable_overlap_schedule else "on"
     servers = config.tokenizer_worker_num
     return (

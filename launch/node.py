@@ -1,0 +1,224 @@
+"""`launch_server --node-rank R`, R > 0: the ranks of this machine, without a router or a server.
+
+The ranks start when node 0 has accepted this node. They end with the group of ranks: when one of them ends, or node 0
+ends the group, or the connection to it is lost. Then they are started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from mla_router.launch.output import Output
+from mla_router.launch.process import Process, describe_exit
+from mla_router.launch.signals import StopSignals
+from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.nodes.address import host_port, nccl_environment, own_address
+from mla_router.worker.nodes.follower import NodeError, SettingsError, follow, join
+from mla_router.worker.nodes.leader import BEAT_S, node_name
+from mla_router.worker.nodes.link import Link, LinkError
+from mla_router.worker.nodes.messages import Ended, Meeting, NodeBeat, RankState
+from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
+
+RankCommand = Callable[[WorkerConfig, int], Sequence[str]]
+
+
+def rank_command(config: WorkerConfig, rank: int) -> list[str]:
+    # -u: unbuffered output.
+    command = [sys.executable, "-u", "-m", "mla_router.worker.ranks", *config.to_argv()]
+    return [*command, f"--rank={rank}", f"--parent-pid={os.getpid()}"]
+
+
+async def serve_node(
+    config: WorkerConfig, command: RankCommand, output: Output, policy: RestartPolicy
+) -> int:
+    """Runs the ranks of this node until a signal. Returns the exit status. Raises GaveUpError if they never served and a
+    restart would not help."""
+    node = _Node(config, command, output, policy)
+    signals = StopSignals(kill=node.kill)
+    own = node_name(config.node_rank, config.ranks_here)
+    output.launch(
+        f"{own} of {config.nnodes} nodes; it has no HTTP server: requests go to node 0, which is expected at "
+        f"{config.dist_init_addr}"
+    )
+    running = asyncio.create_task(node.keep_running())
+    asked_to_stop = asyncio.create_task(signals.any())
+    try:
+        await asyncio.wait([running, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running  # raises the reason
+        output.launch("stopping")
+        return 0
+    finally:
+        asked_to_stop.cancel()
+        running.cancel()
+        await asyncio.wait([running])
+        output.launch("stopped")
+
+
+class _Node:
+    """The ranks of this machine, across their restarts."""
+
+    def __init__(
+        self, config: WorkerConfig, command: RankCommand, output: Output, policy: RestartPolicy
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._output = output
+        self._policy = policy
+        self._processes: list[Process] = []
+        self._has_served = False
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    async def keep_running(self) -> None:
+        """Raises GaveUpError."""
+        failures = 0
+        while True:
+            served = _Served()
+            try:
+                reason = await self._run_once(served)
+            except NodeError as error:
+                if isinstance(error, SettingsError) or not self._has_served:
+                    raise GaveUpError(str(error)) from error
+                reason = str(error)
+            self._has_served |= served.since is not None
+            failures = 1 if served.seconds >= self._policy.proven_s else failures + 1
+            if not self._has_served and failures >= self._policy.attempts:
+                raise GaveUpError(f"{reason}, {failures} times before the ranks served")
+            delay = self._policy.delay_s(failures)
+            self._output.launch(f"{reason}; starting again in {delay:g} s")
+            await asyncio.sleep(delay)
+
+    async def _run_once(self, served: _Served) -> str:
+        """Runs the ranks until the group ends. Returns the reason. Raises NodeError."""
+        config = self._config
+        link, meeting = await join(config, self._output.launch)
+        self._output.launch(f"node 0 at {config.dist_init_addr} has accepted this node")
+        rank_0 = Heartbeat.create()
+        own = [rank_0.of_rank(rank) for rank in config.ranks_here]
+        tasks: list[asyncio.Task[str]] = []
+        reason = "the launcher of this node stops"
+        try:
+            await self._start(meeting, rank_0)
+            tasks = [
+                asyncio.create_task(coroutine)
+                for coroutine in (
+                    self._deaths(),
+                    follow(link, rank_0, config.watchdog_timeout),
+                    self._beat(link, own),
+                    served.watch(rank_0, self._output),
+                )
+            ]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # A rank that ended is the cause of the others.
+            first = next(task for task in tasks if task in done)
+            try:
+                reason = first.result()
+            except LinkError as error:
+                reason = f"the connection to node 0 is lost: {error}"
+            return reason
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.kill()
+            _say(link, reason)
+            await link.close()
+            await asyncio.gather(*(process.wait() for process in self._processes))
+            self._processes = []
+
+    async def _start(self, meeting: Meeting, heartbeat: Heartbeat) -> None:
+        config = self._config
+        address = own_address(*host_port(config.dist_init_addr))
+        flags = (
+            f"--heartbeat-fd={heartbeat.descriptor}",
+            f"--meeting={msgspec.json.encode(meeting).decode()}",
+            f"--address={address}",
+        )
+        # The user's choice of an interface has precedence.
+        environment = {**nccl_environment(address, config.device), **config.child_environment()}
+        for rank in config.ranks_here:
+            process = await Process.start(
+                [*self._command(config, rank), *flags],
+                lambda line, rank=rank: self._output.rank(rank, line),  # type: ignore[misc]
+                environment,
+                (heartbeat.descriptor,),
+            )
+            self._processes.append(process)
+
+    async def _deaths(self) -> str:
+        """Waits for the end of a rank. Raises SettingsError if its settings were wrong."""
+        deaths = [asyncio.create_task(process.wait()) for process in self._processes]
+        try:
+            done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for death in deaths:
+                death.cancel()
+        rank, status = next(
+            (rank, death.result())
+            for rank, death in zip(self._config.ranks_here, deaths, strict=True)
+            if death in done
+        )
+        text = f"rank {rank} {describe_exit(status)}"
+        if status == USAGE_ERROR:
+            raise SettingsError(f"{text}; its own lines above say why")
+        return text
+
+    async def _beat(self, link: Link, own: Sequence[Heartbeat]) -> str:
+        """Tells node 0 the state of the ranks. Raises LinkError."""
+        watches = [RanksWatch([heartbeat]) for heartbeat in own]
+        looking = [asyncio.create_task(watch.run()) for watch in watches]
+        frozen: set[int] = set()
+        try:
+            while True:
+                states = tuple(
+                    RankState(heartbeat.age, watch.is_frozen)
+                    for heartbeat, watch in zip(own, watches, strict=True)
+                )
+                link.send(NodeBeat(states))
+                for rank, state in zip(self._config.ranks_here, states, strict=True):
+                    if state.is_frozen and rank not in frozen:
+                        self._output.launch(f"rank {rank} is frozen: it is stopped, or hangs")
+                    (frozen.add if state.is_frozen else frozen.discard)(rank)
+                await asyncio.sleep(BEAT_S)
+        finally:
+            for task in looking:
+                task.cancel()
+
+
+class _Served:
+    """The time for which the group served in one start."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self.since is None else time.monotonic() - self.since
+
+    async def watch(self, rank_0: Heartbeat, output: Output) -> str:
+        started = time.monotonic()
+        while not rank_0.pid:
+            await asyncio.sleep(BEAT_S)
+        self.since = time.monotonic()
+        output.launch(
+            f"ready after {self.since - started:.1f} s: node 0 serves with the ranks of this node"
+        )
+        return await asyncio.Future()
+
+
+def _say(link: Link, reason: str) -> None:
+    """Tells node 0 why the ranks end, if it still listens."""
+    try:
+        link.send(Ended(reason))
+    except LinkError:
+        return

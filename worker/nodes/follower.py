@@ -1,0 +1,92 @@
+"""Node 0 as another node sees it: how the node finds it, and what both tell each other while their ranks run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.nodes.address import host_port
+from mla_router.worker.nodes.equal import facts
+from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError, WrongKeyError
+from mla_router.worker.nodes.messages import Ended, Hello, LeaderBeat, Meeting, Refused, Welcome
+
+RETRY_S = 0.5
+
+
+class NodeError(Exception):
+    """This node cannot take part. A later attempt may succeed."""
+
+
+class SettingsError(NodeError):
+    """The settings of the nodes differ: a later attempt would fail as well."""
+
+
+async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link, Meeting]:
+    """Connects to node 0, which may start later. `warn` gets the reason of a failed attempt, once.
+
+    Raises NodeError after --dist-timeout, SettingsError.
+    """
+    deadline = time.monotonic() + config.dist_timeout
+    own = facts(config)
+    told = reason = ""
+    while time.monotonic() < deadline:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await _join_once(config, own)
+        except WrongKeyError as error:
+            reason = str(error)
+            if reason != told:
+                warn(f"node 0 at {config.dist_init_addr}: {reason}; trying again")
+                told = reason
+        except TimeoutError:
+            reason = reason or "it does not answer"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except LinkError as error:
+            reason = str(error)
+        await asyncio.sleep(RETRY_S)
+    raise NodeError(
+        f"after {config.dist_timeout:g} s (--dist-timeout) node 0 at {config.dist_init_addr} (--dist-init-addr) has not "
+        f"taken this node: {reason}"
+    )
+
+
+async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, Meeting]:
+    """Raises OSError, LinkError, SettingsError."""
+    host, port = host_port(config.dist_init_addr)
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            link = await Link.connect(reader, writer, config.dist_key)
+            link.send(Hello(config.node_rank, own))
+            answer = await link.receive(HANDSHAKE_S)
+        match answer:
+            case Welcome(meeting):
+                return link, meeting
+            case Refused(reason, is_final=True):
+                raise SettingsError(reason)
+            case Refused(reason) | Ended(reason):
+                raise LinkError(reason)
+            case _:
+                raise LinkError("a message that does not belong here")
+    except BaseException:
+        writer.transport.abort()
+        raise
+
+
+async def follow(link: Link, rank_0: Heartbeat, timeout_s: float) -> str:
+    """Copies the state of rank 0 to its page on this machine until node 0 ends its ranks. Returns the reason.
+
+    `timeout_s`: longest silence. Raises LinkError.
+    """
+    while True:
+        match await link.receive(timeout_s):
+            case LeaderBeat(serves, expected_s):
+                rank_0.mirror(serves=serves, expected_s=expected_s)
+            case Ended(reason):
+                return reason
+            case _:
+                raise LinkError("a message that does not belong here")

@@ -1,0 +1,68 @@
+"""The messages between two nodes, in msgpack, and their settings for each other."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A message is a tagged array: field names are not sent."""
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """The place where the ranks of all nodes meet at one start of the group."""
+
+    session: str  # random, in hex: another one at each start
+    store_host: str
+    store_port: int
+
+
+class Hello(Message, frozen=True):
+    """The first message of a node other than 0."""
+
+    node: int
+    facts: dict[str, str]  # see `equal.py`
+
+
+class Welcome(Message, frozen=True):
+    """The answer to `Hello`: the node starts its ranks."""
+
+    meeting: Meeting
+
+
+class Refused(Message, frozen=True):
+    """The other answer to `Hello`."""
+
+    reason: str
+    is_final: bool  # a later attempt with the same settings would fail as well
+
+
+class LeaderBeat(Message, frozen=True):
+    """The state of rank 0, sent every BEAT_S seconds."""
+
+    serves: bool
+    expected_s: float  # seconds that the steps in flight should take
+
+
+class RankState(Message, frozen=True):
+    """The state of a rank, as its own node sees it."""
+
+    age_s: float  # seconds since its last heartbeat
+    is_frozen: bool
+
+
+class NodeBeat(Message, frozen=True):
+    """The state of the ranks of a node, in order, sent every BEAT_S seconds."""
+
+    ranks: tuple[RankState, ...]
+
+
+class Ended(Message, frozen=True):
+    """The ranks of the sender end, and with them the group."""
+
+    reason: str
+
+
+AnyMessage = Union[Hello, Welcome, Refused, LeaderBeat, NodeBeat, Ended]  # noqa: UP007 (msgspec)
