@@ -7,18 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.binaries import build_binaries
 from support.processes import ROOT
 
 
 def test_four_times_the_capacity_is_served_or_refused(tmp_path: Path) -> None:
-    build = ["cargo", "build", "--quiet", "--locked", "-p", "mla-router", "--bin", "mla-router"]
-    subprocess.run([*build, "-p", "mla-mock-worker", "--bins"], cwd=ROOT, check=True)
     out, picture = tmp_path / "results.jsonl", tmp_path / "overload.svg"
     sizes = ["--loads", "0.5", "4", "--seconds", "1.5", "--burners", "0", "--patience", "60"]
     done = subprocess.run(
         [
             *(sys.executable, ROOT / "bench/router/overload.py", *sizes, "--peers"),
-            *("--binaries", ROOT / "target/debug", "--out", out),
+            *("--binaries", build_binaries(), "--out", out),
         ],
         stdout=subprocess.PIPE,
         text=True,

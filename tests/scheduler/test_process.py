@@ -127,22 +127,32 @@ def test_garbage_on_the_wire_is_dropped(server: Server) -> None:
     assert len(server.run(generate("after", [1, 2, 3], 3))) == 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--context-length=99999999"], "--context-length"),
-        (["--device=cuda"], "--device cuda"),
-        (["--model-path=/nowhere"], "--model-path /nowhere"),
-        (["--max-total-tokens=3"], "no room"),
-    ],
-)
-def test_invalid_settings_are_one_line(flags: list[str], named: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+INVALID = {
+    "--context-length=99999999": "--context-length",
+    "--device=cuda": "--device cuda",
+    "--model-path=/nowhere": "--model-path /nowhere",
+    "--max-total-tokens=3": "no room",
+}
+# A process for each flag, all from one with torch, whose import takes longer than the rest.
+FORKS = """
+import os, sys
+from mla_router.worker.ranks import load
+from mla_router.worker.scheduler.__main__ import main
+for flag in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        sys.exit(main([sys.argv[1], flag]))
+    print(flag, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKS, f"--ipc-dir={tmp_path}", *INVALID]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [f"{flag} 2" for flag in INVALID], done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert named in errors[0]
+    for error, named in zip(errors, INVALID.values(), strict=True):
+        assert named in error
     assert "Traceback" not in done.stderr
 
 

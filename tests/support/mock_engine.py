@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from support.processes import ROOT, Flag, get_json, post_json, to_argv
+from support.binaries import build_binaries
+from support.processes import Flag, get_json, post_json, to_argv
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ def mock_engine(**flags: Flag) -> Iterator[MockEngine]:
         "decode_base_ms": 0,
         "decode_per_request_ms": 0,
     }
-    cargo = ["cargo", "run", "--quiet", "--locked", "-p", "mla-mock-worker"]
-    cargo += ["--bin", "mla-mock-worker", "--"]  # cargo replaces itself by the program
     process = subprocess.Popen(
-        [*cargo, *to_argv(instant | flags)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [build_binaries() / "mla-mock-worker", *to_argv(instant | flags)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -32,33 +32,41 @@ class Pid:
 def _read(number: int) -> Pid | None:
     """Returns the process, or None if it has ended or is a zombie."""
     try:
-        stat = (PROC / str(number) / "stat").read_text()
-        command = (PROC / str(number) / "cmdline").read_bytes()
+        stat = _stat(number)
+        with open(f"{PROC}/{number}/cmdline", "rb") as file:
+            command = file.read()
     except OSError:
         return None
-    state, parent, *rest = stat.rpartition(")")[2].split()  # the name before it may have spaces
+    state, parent, *rest = stat
     if state in "ZX":
         return None
     words = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return Pid(number, int(rest[17]), int(parent), words)
 
 
-def _all() -> list[Pid]:
-    numbers = (int(entry) for entry in os.listdir(PROC) if entry.isdigit())
-    return [pid for number in numbers if (pid := _read(number)) is not None]
+def _stat(number: int) -> list[str]:
+    """Returns the fields after the name, which may have spaces: the state, the parent and more."""
+    with open(f"{PROC}/{number}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
+def _all() -> list[int]:
+    return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
 
 
 def descendants(root: int) -> list[Pid]:
     """Returns the descendants of `root`. Parents come before their children."""
-    by_parent: dict[int, list[Pid]] = {}
-    for pid in _all():
-        by_parent.setdefault(pid.parent, []).append(pid)
+    by_parent: dict[int, list[int]] = {}
+    for number in _all():
+        with contextlib.suppress(OSError):  # the process may end meanwhile
+            by_parent.setdefault(int(_stat(number)[1]), []).append(number)
     found: list[Pid] = []
     todo = [root]
     while todo:
-        children = by_parent.get(todo.pop(0), [])
-        found += children
-        todo += [child.number for child in children]
+        children = [_read(number) for number in by_parent.get(todo.pop(0), [])]
+        living = [child for child in children if child is not None]
+        found += living
+        todo += [child.number for child in living]
     return found
 
 
@@ -91,7 +99,7 @@ def listener(port: int) -> int:
         address, state, inode = fields[1], fields[3], fields[9]
         if state == "0A" and int(address.rpartition(":")[2], 16) == port:
             inodes.add(f"socket:[{inode}]")
-    for pid in _all():
-        if not inodes.isdisjoint(_open_files(pid.number)):
-            return pid.number
+    for number in _all():
+        if not inodes.isdisjoint(_open_files(number)):
+            return number
     raise ProcessLookupError(f"no process listens on port {port}")
