@@ -62,6 +62,8 @@ fmt: venv ## format all sources, and apply automatic fixes
 	cargo fmt --all
 
 .PHONY: test-rust test-python test-search test-wheel
+# Many of them wait for time limits.
+test-rust: export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
 test-rust: ## the router's tests
 	cargo test --workspace --locked
 
