@@ -1,7 +1,7 @@
 """Measures whether requests with a common prefix reach the worker that has it cached.
 
 The requests of a group share a long prefix and arrive shuffled. Both policies get the same requests in the same order,
-with new servers. One worker's cache holds only some of the prefixes, two together hold all of them. A cache-aware
+with a new router and empty caches. One worker's cache holds only some of the prefixes, two together hold all of them. A cache-aware
 router keeps each prefix on one worker; with another policy every worker evicts prefixes that it needs next.
 
 In the ideal case each prefix is computed once:
@@ -13,13 +13,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import json
 import random
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -27,7 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from launched import launched
 from record import record
 
-POLICIES = ("cache_aware", "round_robin")
+from mla_router import Router, RouterConfig
+
+Policy = Literal["cache_aware", "round_robin"]
+POLICIES: tuple[Policy, ...] = ("cache_aware", "round_robin")
 VOCABULARY = 200  # every tokenizer has these ids
 
 
@@ -63,17 +69,26 @@ def make_prompts(args: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
-def flags_of(args: argparse.Namespace, policy: str) -> list[str]:
-    flags = {
-        "--router-policy": policy,
-        "--max-total-tokens": args.max_total_tokens,
-        "--cpu-threads": 1,
-        # On a busy machine a late worker is not down.
-        "--router-health-check-timeout-secs": 60,
-    }
+def flags_of(args: argparse.Namespace) -> list[str]:
+    flags = {"--max-total-tokens": args.max_total_tokens, "--cpu-threads": 1}
     if args.model_path:
         flags["--model-path"] = args.model_path
     return [str(word) for pair in flags.items() for word in pair]
+
+
+@contextlib.contextmanager
+def new_router(workers: list[str], policy: Policy) -> Iterator[str]:
+    """Starts a router with this policy in front of the workers, whose caches are emptied. Yields its URL."""
+    for worker in workers:
+        urllib.request.urlopen(
+            urllib.request.Request(worker + "/flush_cache", method="POST")
+        ).close()
+    # On a busy machine a late worker is not down.
+    config = RouterConfig(port=0, worker_urls=workers, policy=policy, health_check_timeout_secs=60)
+    with Router(config) as router:
+        while not all(worker["healthy"] for worker in router.workers()):
+            time.sleep(0.05)
+        yield router.url
 
 
 @dataclass
@@ -111,6 +126,15 @@ async def measure(args: argparse.Namespace, url: str, prompts: list[list[int]]) 
     return tally
 
 
+def measured(args: argparse.Namespace, prompts: list[list[int]]) -> Iterator[tuple[Policy, Tally]]:
+    with launched(flags_of(args), workers=args.dp_size) as url:
+        with urllib.request.urlopen(url + "/workers") as answer:
+            workers = [worker["url"] for worker in json.load(answer)["workers"]]
+        for policy in POLICIES:
+            with new_router(workers, policy) as router:
+                yield policy, asyncio.run(measure(args, router, prompts))
+
+
 def main() -> None:
     args = parse_args()
     prompts = make_prompts(args)
@@ -123,9 +147,7 @@ def main() -> None:
     )
     print(f"{'policy':<14}{'cached share':>14}{'of ideal':>10}{'seconds':>9}   requests per worker")
     policies: dict[str, Any] = {}
-    for policy in POLICIES:
-        with launched(flags_of(args, policy), workers=args.dp_size) as url:
-            tally = asyncio.run(measure(args, url, prompts))
+    for policy, tally in measured(args, prompts):
         share = tally.cached_tokens / tally.prompt_tokens
         policies[policy] = {
             "prompt_tokens": tally.prompt_tokens,
