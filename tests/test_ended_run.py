@@ -27,7 +27,7 @@ def test_that_hangs():
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_sigterm_ends_what_tests_have_started(processes: int, tmp_path: Path) -> None:
+def test_sigterm_ends_all_processes_of_the_tests(processes: int, tmp_path: Path) -> None:
     test = tmp_path / "test_hangs.py"
     test.write_text(HANGS)
     command = f"{sys.executable} -m pytest -q -p conftest -p no:cacheprovider -c /dev/null"

@@ -16,7 +16,7 @@ QUESTION = (
 ANSWER = "anchor, apple, rocket, tiger<｜end▁of▁sentence｜>"
 
 
-def test_the_small_model_guesses_what_it_says_and_random_weights_do_not() -> None:
+def test_the_mtp_layer_of_the_small_model_agrees_with_it_and_random_weights_do_not() -> None:
     tokenizer = Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
     prompt, answer = (
         tokenizer.encode(text, add_special_tokens=False).ids for text in (QUESTION, ANSWER)

@@ -381,7 +381,7 @@ def test_more_prompt_tokens_go_in_pieces(
         engine.capture_graphs(NONE)
 
 
-def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
+def test_working_memory_equals_the_memory_of_a_step(engine: Engine) -> None:
     needed = measure_working_memory(
         engine.model,
         CAPACITY,

@@ -126,7 +126,7 @@ def test_chain_in_a_cuda_graph() -> None:
         assert torch.equal(x, expected)
 
 
-def test_what_else_has_no_kernel() -> None:
+def test_other_shapes_and_dtypes_have_no_kernel() -> None:
     row = torch.empty(1, 2048, device="cuda", dtype=torch.bfloat16)
     assert not has_kernel(row.expand(2, -1), 3648) and not has_kernel(row.float(), 3648)
     assert not has_kernel(row, 102400) and not has_kernel(row.new_empty(1, 16384), 3648)

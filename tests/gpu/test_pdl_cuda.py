@@ -51,7 +51,7 @@ def chain(x: Tensor) -> Tensor:
     return first
 
 
-def test_what_is_read_beside_is_kept() -> None:
+def test_memory_that_the_second_stream_reads_is_kept() -> None:
     x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
     zero = torch.zeros_like(x)
 
@@ -76,7 +76,7 @@ def _row_of(table, at, previous, out, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_what_is_settled_can_be_read_ahead(capture: bool) -> None:
+def test_settled_tensors_can_be_read_early(capture: bool) -> None:
     """A slow kernel writes them before a kernel of torch, behind which all kernels start early."""
     x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
     zero, at = torch.zeros_like(x), torch.tensor(5, device="cuda")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1000, 102_400, 129_280])
 @pytest.mark.parametrize("rows", [1, 32, 300])
-def test_what_stays_is_what_the_cpu_keeps(rows: int, vocab_size: int, dtype: torch.dtype) -> None:
+def test_the_same_tokens_stay_as_on_the_cpu(rows: int, vocab_size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     logits = (4 * torch.randn(rows, vocab_size)).to(dtype)
     logits[::7, : vocab_size // 2] = float("-inf")

@@ -19,8 +19,8 @@ with cpu_limit(allowance.left):
 """
 
 
-def test_who_has_spent_everything_is_killed_at_the_next_overrun() -> None:
-    """An allowance of 0 would be no limit."""
+def test_a_spent_allowance_ends_the_process_at_the_next_overrun() -> None:
+    """A CPU limit of 0 would mean no limit, so a spent allowance keeps a small one."""
     command = [sys.executable, "-c", OVERRUN]
     ended = subprocess.run(command, env=compiling_environment(), check=False, timeout=60)
     assert ended.returncode == -signal.SIGPROF

@@ -48,7 +48,7 @@ def test_rounded_once() -> None:
     assert torch.equal(few_rows_linear(x, weight, out_dtype=torch.float16), exact.half())
 
 
-def test_what_the_kernel_is_not_for_is_named() -> None:
+def test_an_error_names_unsupported_operands() -> None:
     with pytest.raises(AssertionError, match=r"weight \(4, 7\)"):
         few_rows_linear(torch.ones(2, 8), torch.ones(4, 7), out_dtype=torch.float32)
     with pytest.raises(AssertionError, match="9 rows of 8"):

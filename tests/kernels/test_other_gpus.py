@@ -204,7 +204,7 @@ def test_tiles_are_within_the_limits(found: Limits) -> None:
         assert prefill.shared_bytes_of(tiles, rows, 192, 128, found) <= found.shared_bytes
 
 
-def test_what_an_h200_has() -> None:
+def test_tilings_of_an_h200() -> None:
     """A change of limits or candidates must not change the tiles that were measured on an H200."""
     wide, narrow = Tiling(16, 64, 4, 3, 1, 8, 1), Tiling(16, 32, 4, 3, 2, 8, 2)
     assert tiling(16, 1, on=H200) == replace(narrow, pieces=4, min_blocks=1)

@@ -116,7 +116,7 @@ def test_flags_of_sglangs_router_without_effect_are_named(model: Path) -> None:
     assert not any("cb-success" in word for word in options.router_argv([]))
 
 
-def test_a_list_takes_what_follows(model: Path) -> None:
+def test_a_list_takes_all_following_words(model: Path) -> None:
     options = parsed(model, "--router-networks", "10.0.0.0/8", "fd00::/8", "--page-size", "32")
     argv = options.router_argv(["http://w:1"])
     at = argv.index("--networks")

@@ -85,7 +85,7 @@ class Stream:
             return self._response.read()
 
 
-def test_the_last_lines_say_what_runs_where(tmp_path: Path) -> None:
+def test_the_last_lines_name_the_running_processes(tmp_path: Path) -> None:
     with launched(tmp_path, "--router-policy=round_robin") as launcher:
         text = launcher.output()
         assert f"Ready: {launcher.url}\n" in text

@@ -83,7 +83,7 @@ def test_a_stranger_gets_no_calls(leader: RemoteCalls, rank: int, keys: CallKeys
             leader.send(encode(Sample()), None)
 
 
-def test_nobody_connects_after_the_ranks(leader: RemoteCalls) -> None:
+def test_no_further_process_can_connect_after_the_ranks(leader: RemoteCalls) -> None:
     with (
         closing(receiver(leader, 2)) as first,
         closing(receiver(leader, 3)) as other,

@@ -55,7 +55,7 @@ def complete(router: Router, prompt: str = "Hi") -> str:
     return str(answer["from"])
 
 
-def test_it_proxies_what_it_was_sent(worker: TinyWorker) -> None:
+def test_requests_are_forwarded_unchanged(worker: TinyWorker) -> None:
     with Router(config(worker)) as router:
         until_healthy(router, 1)
         body = '{ "model":"m",\n"prompt": "\\u00e4ß" , "x":[1.0]}'.encode()

@@ -49,7 +49,7 @@ def test_requests_of_two_cache_salts_do_not_wait_for_each_others_prefix(
     assert (begun[0] == begun[1]) == (salts[0] != salts[1])
 
 
-def test_who_was_overtaken_too_often_does_not_wait_for_a_prefix() -> None:
+def test_a_request_that_was_overtaken_too_often_does_not_wait_for_a_prefix() -> None:
     capacity = Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     config = WorkerConfig(chunked_prefill_size=4, max_prefill_tokens=4)
     stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)

@@ -19,7 +19,7 @@ def names(file: Path) -> set[str]:
         return {event.get("name", "") for event in json.load(stream)["traceEvents"]}
 
 
-def test_a_trace_holds_what_was_computed(tmp_path: Path) -> None:
+def test_a_trace_has_the_computed_operations(tmp_path: Path) -> None:
     profiler = Profiler(tmp_path / "traces", "worker-7")
     assert profiler.answer(StartProfile(1, 10), 0).problem == ""
     torch.ones(8, 8) @ torch.ones(8, 8)

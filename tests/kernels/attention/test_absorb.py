@@ -82,7 +82,7 @@ def test_formula(
     assert (wide[tokens] == 7).all() and (wide[..., VALUE:] == 7).all()
 
 
-def test_what_is_small() -> None:
+def test_limits_of_small_products() -> None:
     """At most 32 tokens, or 128 with few heads, and sizes that whole tiles cover, as in the checkpoints."""
     assert is_small(1, 128, 128, 512) and is_small(32, 128, 512, 128)
     assert not is_small(0, 128, 128, 512) and not is_small(33, 128, 128, 512)
@@ -91,7 +91,7 @@ def test_what_is_small() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
-def test_tiles_cover_what_is_small(heads: int) -> None:
+def test_tiles_cover_small_products(heads: int) -> None:
     """With more heads there are more programs, and wider tiles read the queries less often."""
     for tokens in range(1, 129):
         latents, values = tiling(heads, tokens)

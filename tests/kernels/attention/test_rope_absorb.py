@@ -119,7 +119,7 @@ def test_formula(op: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(rows.double(), row, rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_kernel_is_not_for_is_named() -> None:
+def test_an_error_names_unsupported_operands() -> None:
     """Overlapping parts of the queries."""
     own = inputs(2, 3, 4, torch.float32)
     with pytest.raises(AssertionError, match=r"q \(2, 3, 72\), w_uk \(3, 128, 128\)"):

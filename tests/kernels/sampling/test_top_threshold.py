@@ -82,7 +82,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
 @OPS
 @settings(max_examples=10)
 @given(batch=batches())
-def test_what_stays_is_what_a_sorted_list_keeps(
+def test_the_same_tokens_stay_as_in_a_sorted_list(
     op: object, batch: tuple[Tensor, list[tuple[float, int, float, float]]]
 ) -> None:
     assert callable(op)

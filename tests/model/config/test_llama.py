@@ -85,7 +85,7 @@ def test_rope_parameters_of_transformers_5_mean_the_same_as_rope_scaling() -> No
     assert parse(new) == parse(LLAMA_3_2_1B)
 
 
-def test_what_is_not_said_is_as_in_multi_head_attention() -> None:
+def test_missing_fields_mean_multi_head_attention() -> None:
     config = parse(LLAMA_3_8B | {"num_key_value_heads": None, "rope_theta": None})
     assert (config.num_kv_heads, config.rope.theta) == (32, 10000.0)
 

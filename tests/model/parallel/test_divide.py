@@ -167,7 +167,7 @@ def test_dp_ranks_without_experts_share_nothing(tmp_path: Path) -> None:
         divide(model, Groups(exchange=Position(0, 2)))
 
 
-def test_each_rank_finds_what_is_missing_for_any(tmp_path: Path) -> None:
+def test_each_rank_finds_tensors_that_are_missing_for_any_rank(tmp_path: Path) -> None:
     """So that no rank waits for one that has ended."""
     write_config(tmp_path, "v3")
     file = tmp_path / "model.safetensors"

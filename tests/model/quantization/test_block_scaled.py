@@ -104,7 +104,7 @@ def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) ->
     assert difference <= 1e-4, difference
 
 
-def test_bfloat16_rounds_what_float32_multiplied(folders: tuple[Path, Path, Format]) -> None:
+def test_bfloat16_rounds_the_products_of_float32(folders: tuple[Path, Path, Format]) -> None:
     quantized, plain, _ = folders
     ours, expected = (
         {

@@ -52,7 +52,7 @@ def test_random_requests(
 def test_requests_without_parameters(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
-    """There is little to draw."""
+    """These requests have no parameters to vary, so few examples are enough."""
     case = data.draw(operation.as_strategy())
     case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=EVENT_TIMEOUT_S)
 

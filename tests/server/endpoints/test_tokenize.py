@@ -54,7 +54,7 @@ def test_other_paths_for_the_same(worker: FakeWorker) -> None:
     assert back["text"] == "a b"
 
 
-def test_what_is_told_of_the_tokenizer(worker: FakeWorker) -> None:
+def test_tokenizer_info(worker: FakeWorker) -> None:
     """Compares with transformers, which reads the same folder."""
     reference: Any = transformers.AutoTokenizer.from_pretrained(str(SMALL_MODEL))
     told = get_json(worker.url + "/tokenizer_info")

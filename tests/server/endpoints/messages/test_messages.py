@@ -197,7 +197,7 @@ def test_why_it_ended(ask: Any, body_of: Any) -> None:
 
 
 def test_a_call_that_was_cut_is_text(ask: Any, body_of: Any) -> None:
-    """It is none that could be made, and nothing of it gets lost."""
+    """The call is incomplete, so its text becomes a text block, without loss."""
     cut = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Zür'
     message = ask(body_of(cut, tools=[TOOL]))
     (block,) = message["content"]
