@@ -72,9 +72,9 @@ def test_steps_of_one_kind_take_turns(mixed: bool) -> None:
 
 def test_a_blocked_request_is_admitted_when_the_expected_length_has_fallen() -> None:
     """No request arrives or ends meanwhile: the expected length falls in every step."""
-    capacity = Capacity(num_pages=1250, page_size=4, num_slots=8, context_length=8000)
+    capacity = Capacity(num_pages=312, page_size=4, num_slots=8, context_length=2000)
     script: dict[int, list[ToScheduler]] = {
-        0: [generate("a", list(range(1, 50)) * 2, 4000), generate("b", [7] * 500, 4000)]
+        0: [generate("a", list(range(1, 50)) * 2, 1000), generate("b", [7] * 125, 1000)]
     }
     outcome = run(script, capacity=capacity, chunk_size=8192)
     ratios = OutputEstimate(1.0)
@@ -82,9 +82,9 @@ def test_a_blocked_request_is_admitted_when_the_expected_length_has_fallen() -> 
         # `a` gets one token in each turn, `b` none
         both = sum(
             math.ceil((length + math.ceil(left * ratios.ratio)) / 4)
-            for length, left in ((98 + turn, 4000 - turn), (500, 4000))
+            for length, left in ((98 + turn, 1000 - turn), (125, 1000))
         )
-        if both <= 1250:
+        if both <= 312:
             break
         ratios.step()
     assert abs(outcome.channel.turns("b")[0] - turn) < 5
