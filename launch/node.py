@@ -22,9 +22,9 @@ from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.nodes.address import host_port, nccl_environment, own_address
 from mla_router.worker.nodes.follower import NodeError, SettingsError, follow, join
-from mla_router.worker.nodes.leader import BEAT_S, node_name
 from mla_router.worker.nodes.link import Link, LinkError
-from mla_router.worker.nodes.messages import Ended, Meeting, NodeBeat, RankState
+from mla_router.worker.nodes.messages import Ended, NodeBeat, RankState, Session
+from mla_router.worker.nodes.remote_node import BEAT_S, node_name
 from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
 
 RankCommand = Callable[[WorkerConfig, int], Sequence[str]]
@@ -102,14 +102,14 @@ class _Node:
     async def _run_once(self, served: _Served) -> str:
         """Runs the ranks until the group ends. Returns the reason. Raises NodeError."""
         config = self._config
-        link, meeting = await join(config, self._output.launch)
+        link, session = await join(config, self._output.launch)
         self._output.launch(f"node 0 at {config.dist_init_addr} has accepted this node")
         rank_0 = Heartbeat.create()
         own = [rank_0.of_rank(rank) for rank in config.ranks_here]
         tasks: list[asyncio.Task[str]] = []
         reason = "the launcher of this node stops"
         try:
-            await self._start(meeting, rank_0)
+            await self._start(session, rank_0)
             tasks = [
                 asyncio.create_task(coroutine)
                 for coroutine in (
@@ -136,12 +136,12 @@ class _Node:
             await asyncio.gather(*(process.wait() for process in self._processes))
             self._processes = []
 
-    async def _start(self, meeting: Meeting, heartbeat: Heartbeat) -> None:
+    async def _start(self, session: Session, heartbeat: Heartbeat) -> None:
         config = self._config
         address = own_address(*host_port(config.dist_init_addr))
         flags = (
             f"--heartbeat-fd={heartbeat.descriptor}",
-            f"--meeting={msgspec.json.encode(meeting).decode()}",
+            f"--session={msgspec.json.encode(session).decode()}",
             f"--address={address}",
         )
         # The user's choice of an interface has precedence.

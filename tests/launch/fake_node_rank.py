@@ -14,13 +14,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     for flag in ("--rank", "--heartbeat-fd", "--parent-pid"):
         parser.add_argument(flag, type=int, required=True)
-    parser.add_argument("--meeting", required=True)
+    parser.add_argument("--session", required=True)
     parser.add_argument("--address", required=True)
     arguments, _ = parser.parse_known_args()
     die_with_parent(arguments.parent_pid)
     leader = Heartbeat(arguments.heartbeat_fd)
     own = leader.of_rank(arguments.rank)
-    print(f"fake rank at {arguments.address}: {arguments.meeting}", flush=True)
+    print(f"fake rank at {arguments.address}: {arguments.session}", flush=True)
     while True:
         if leader.pid and not own.pid:
             own.start()

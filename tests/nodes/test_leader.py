@@ -57,8 +57,8 @@ async def until(condition: Any) -> None:
 def test_states_pass_in_both_directions(port: int) -> None:
     async def run() -> None:
         async with node_0(config(port)) as (nodes, rank_0):
-            link, meeting = await join(config(port, 1), pytest.fail)
-            assert meeting == nodes.meeting and meeting.store_host == "127.0.0.1"
+            link, session = await join(config(port, 1), pytest.fail)
+            assert session == nodes.session and session.store_host == "127.0.0.1"
             mirrored = Heartbeat.create()
             following = asyncio.create_task(follow(link, mirrored, EVENT_TIMEOUT_S))
             assert not mirrored.pid

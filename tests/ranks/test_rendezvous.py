@@ -9,21 +9,23 @@ import pytest
 
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.ranks.rendezvous import Rendezvous
-from mla_router.worker.ranks.stores import Place
+from mla_router.worker.ranks.stores import StoreLocation
 
 
 @pytest.fixture
-def store() -> Place:
-    return Place(os.memfd_create("ranks"))
+def store() -> StoreLocation:
+    return StoreLocation(os.memfd_create("ranks"))
 
 
-def meet(store: Place, rank: int, size: int, *, timeout_s: float, nodes: int = 1) -> Rendezvous:
+def meet(
+    store: StoreLocation, rank: int, size: int, *, timeout_s: float, nodes: int = 1
+) -> Rendezvous:
     """Returns the view of a rank with a store of its own."""
     opened = store.open(rank, timeout_s)
     return Rendezvous(opened, rank, size, timeout_s=timeout_s, nodes=nodes)
 
 
-def test_all_ranks_meet_twice(store: Place) -> None:
+def test_all_ranks_meet_twice(store: StoreLocation) -> None:
     first = meet(store, 0, 3, timeout_s=60)
     with ThreadPoolExecutor() as pool:
         arrived = pool.submit(first.all_arrived)
@@ -37,7 +39,7 @@ def test_all_ranks_meet_twice(store: Place) -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 2])
-def test_missing_ranks_are_named(store: Place, waiting: int) -> None:
+def test_missing_ranks_are_named(store: StoreLocation, waiting: int) -> None:
     present = {rank: meet(store, rank, 4, timeout_s=0.1) for rank in (0, 2)}
     with pytest.raises(
         RanksError, match=r"^after 0.1 s .* rank 1 and rank 3 of 4 ranks have not started"
@@ -45,12 +47,12 @@ def test_missing_ranks_are_named(store: Place, waiting: int) -> None:
         present[waiting].all_arrived()
 
 
-def test_a_missing_rank_0_is_named(store: Place) -> None:
+def test_a_missing_rank_0_is_named(store: StoreLocation) -> None:
     with pytest.raises(RanksError, match="rank 0 of 2 ranks has not started"):
         meet(store, 1, 2, timeout_s=0.1).all_arrived()
 
 
-def test_a_rank_that_does_not_load_is_named(store: Place) -> None:
+def test_a_rank_that_does_not_load_is_named(store: StoreLocation) -> None:
     first = meet(store, 0, 2, timeout_s=0.1)
     meet(store, 1, 2, timeout_s=0.1)
     first.all_arrived()
@@ -59,7 +61,7 @@ def test_a_rank_that_does_not_load_is_named(store: Place) -> None:
         first.all_loaded()
 
 
-def test_the_node_of_a_missing_rank_is_named(store: Place) -> None:
+def test_the_node_of_a_missing_rank_is_named(store: StoreLocation) -> None:
     first = meet(store, 0, 4, timeout_s=0.1, nodes=2)
     with pytest.raises(
         RanksError, match=r"rank 1 \(node 0\) and rank 2 \(node 1\) and rank 3 \(node 1\) of 4"

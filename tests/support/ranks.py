@@ -103,8 +103,8 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
     if device_type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    meeting = FileStore(str(store), -1)
-    group = Group.join(rank, size, meeting, device, timeout_s=2 * EVENT_TIMEOUT_S)
+    file = FileStore(str(store), -1)
+    group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()

@@ -11,7 +11,7 @@ from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.nodes.address import host_port
 from mla_router.worker.nodes.equal import facts
 from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError, WrongKeyError
-from mla_router.worker.nodes.messages import Ended, Hello, LeaderBeat, Meeting, Refused, Welcome
+from mla_router.worker.nodes.messages import Ended, Hello, LeaderBeat, Refused, Session, Welcome
 
 RETRY_S = 0.5
 
@@ -24,7 +24,7 @@ class SettingsError(NodeError):
     """The settings of the nodes differ: a later attempt would fail as well."""
 
 
-async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link, Meeting]:
+async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link, Session]:
     """Connects to node 0, which may start later. `warn` gets the reason of a failed attempt, once.
 
     Raises NodeError after --dist-timeout, SettingsError.
@@ -54,7 +54,7 @@ async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link,
     )
 
 
-async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, Meeting]:
+async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, Session]:
     """Raises OSError, LinkError, SettingsError."""
     host, port = host_port(config.dist_init_addr)
     reader, writer = await asyncio.open_connection(host, port)
@@ -64,8 +64,8 @@ async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, M
             link.send(Hello(config.node_rank, own))
             answer = await link.receive(HANDSHAKE_S)
         match answer:
-            case Welcome(meeting):
-                return link, meeting
+            case Welcome(session):
+                return link, session
             case Refused(reason, is_final=True):
                 raise SettingsError(reason)
             case Refused(reason) | Ended(reason):

@@ -12,9 +12,8 @@ import secrets
 import socket
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
@@ -24,105 +23,16 @@ from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError
 from mla_router.worker.nodes.messages import (
     Ended,
     Hello,
-    LeaderBeat,
-    Meeting,
-    NodeBeat,
     Refused,
+    Session,
     Welcome,
 )
+from mla_router.worker.nodes.remote_node import EXIT_BAD_SETTINGS, EXIT_NODE_ENDED, Node, RemoteRank
 
-BEAT_S = 0.25
 MAX_STRANGERS = 16  # connections whose node is not yet known
 WARN_EVERY_S = 10.0  # strangers must not fill the log
-EXIT_NODE_ENDED = 3
-EXIT_BAD_SETTINGS = 2  # the launcher does not try again, unless the worker was ready before
 
 log = logging.getLogger(__name__)
-
-
-class Node:
-    """A node other than 0. `wait`, `kill` and `is_running` are those of a child process."""
-
-    def __init__(self, number: int, ranks: range, heartbeats: Sequence[Heartbeat]) -> None:
-        """`heartbeats`: the pages of its ranks on this machine."""
-        self.number = number
-        self.ranks = ranks
-        self.name = node_name(number, ranks)
-        self.has_come = False
-        self._pages = heartbeats
-        self._frozen: set[int] = set()
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> int:
-        """Waits for the end of the node. Returns an exit status."""
-        return await asyncio.shield(self._ended)
-
-    def kill(self) -> None:
-        """Ends the connection. The other side then kills its ranks."""
-        self.end(EXIT_NODE_ENDED)
-
-    def end(self, status: int) -> None:
-        if not self._ended.done():
-            self._ended.set_result(status)
-
-    @property
-    def is_running(self) -> bool:
-        return not self._ended.done()
-
-    async def serve(self, link: Link, rank_0: Heartbeat, timeout_s: float) -> None:
-        """Exchanges beats until one side ends. `timeout_s`: longest silence."""
-        receiving = asyncio.create_task(self._receive(link, timeout_s))
-        sending = asyncio.create_task(_send_beats(link, rank_0))
-        ending = asyncio.create_task(self.wait())
-        tasks: tuple[asyncio.Task[Any], ...] = (receiving, sending, ending)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in (receiving, sending):
-                if task.done():
-                    task.result()
-        except LinkError as error:
-            log.error("%s is lost: %s", self.name, error)
-        finally:
-            for task in tasks:
-                task.cancel()
-            self.end(EXIT_NODE_ENDED)
-
-    async def _receive(self, link: Link, timeout_s: float) -> None:
-        while True:
-            message = await link.receive(timeout_s)
-            if isinstance(message, Ended):
-                log.error("%s has ended: %s", self.name, message.reason)
-                return
-            if not isinstance(message, NodeBeat) or len(message.ranks) != len(self.ranks):
-                raise LinkError("a message that does not belong here")
-            for rank, page, state in zip(self.ranks, self._pages, message.ranks, strict=True):
-                page.report(state.age_s, is_frozen=state.is_frozen)
-                self._tell_frozen(rank, state.is_frozen)
-
-    def _tell_frozen(self, rank: int, is_frozen: bool) -> None:
-        if is_frozen == (rank in self._frozen):
-            return
-        (self._frozen.add if is_frozen else self._frozen.discard)(rank)
-        state = "is frozen: it is stopped, or hangs" if is_frozen else "runs again"
-        log.warning("rank %d (node %d) %s", rank, self.number, state)
-
-
-class RemoteRank:
-    """A rank of another node, for those who watch the ranks one by one."""
-
-    def __init__(self, rank: int, node: Node) -> None:
-        self.name = f"rank {rank} (node {node.number})"
-        self._node = node
-
-    async def wait(self) -> int:
-        return await self._node.wait()
-
-    def kill(self) -> None:
-        self._node.kill()
-
-    @property
-    def is_running(self) -> bool:
-        return self._node.is_running
 
 
 class Nodes:
@@ -139,7 +49,7 @@ class Nodes:
         self._warned = -WARN_EVERY_S
         host, port = store.getsockname()[:2]
         self.address = str(host)
-        self.meeting = Meeting(secrets.token_hex(16), self.address, port)
+        self.session = Session(secrets.token_hex(16), self.address, port)
         self.others = [
             Node(number, ranks, [heartbeat.of_rank(rank) for rank in ranks])
             for number in range(1, config.nnodes)
@@ -192,7 +102,7 @@ class Nodes:
                 return
             node = self.others[hello.node - 1]
             node.has_come = True
-            link.send(Welcome(self.meeting))
+            link.send(Welcome(self.session))
             log.info("%s has come, from %s", node.name, peer[0] if peer else "?")
             await node.serve(link, self._rank_0, self._config.watchdog_timeout)
             with suppress(LinkError):
@@ -263,13 +173,6 @@ async def other_nodes(config: WorkerConfig, heartbeat: Heartbeat) -> AsyncIterat
                     task.cancel()
 
 
-def node_name(number: int, ranks: range) -> str:
-    """Returns `node 1 (rank 1)` or `node 1 (ranks 2 to 3)`."""
-    if len(ranks) == 1:
-        return f"node {number} (rank {ranks.start})"
-    return f"node {number} (ranks {ranks.start} to {ranks.stop - 1})"
-
-
 def _listen(config: WorkerConfig) -> tuple[socket.socket, socket.socket]:
     """Returns the sockets for nodes and for the store, on the one address of --dist-init-addr. Raises ConfigError."""
     host, port = host_port(config.dist_init_addr)
@@ -286,9 +189,3 @@ def _listen(config: WorkerConfig) -> tuple[socket.socket, socket.socket]:
             f"--dist-init-addr {config.dist_init_addr}: node 0 cannot listen there: {os.strerror(error.errno or 0)}; HOST "
             f"is an address of node 0, and PORT is free"
         ) from error
-
-
-async def _send_beats(link: Link, rank_0: Heartbeat) -> None:
-    while True:
-        link.send(LeaderBeat(serves=rank_0.pid != 0, expected_s=rank_0.expected_s))
-        await asyncio.sleep(BEAT_S)

@@ -11,10 +11,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A message is a tagged array: field names are not sent."""
 
 
-class Meeting(msgspec.Struct, frozen=True):
-    """The place where the ranks of all nodes meet at one start of the group."""
+class Session(msgspec.Struct, frozen=True):
+    """One start of the group, and the store of its rendezvous."""
 
-    session: str  # random, in hex: another one at each start
+    id: str  # random, in hex
     store_host: str
     store_port: int
 
@@ -29,7 +29,7 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The answer to `Hello`: the node starts its ranks."""
 
-    meeting: Meeting
+    session: Session
 
 
 class Refused(Message, frozen=True):

@@ -22,7 +22,7 @@ from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
-from mla_router.worker.ranks import meeting_flags
+from mla_router.worker.ranks import rendezvous_flags
 
 EXIT_FAILED = 1
 EXIT_BAD_SETTINGS = 2
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, help="folder of the sockets, on node 0")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
-    meeting_flags.add(parser)
+    rendezvous_flags.add(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -67,25 +67,25 @@ def run(
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
-    from mla_router.worker.ranks.load import endpoint_of, load_rank, meet
+    from mla_router.worker.ranks.load import arrive, endpoint_of, load_rank
     from mla_router.worker.ranks.remote_calls import CallKeys, RemoteReceiver
 
-    place = meeting_flags.place(arguments)
-    assert place is not None, "a rank other than 0 meets the others"
+    location = rendezvous_flags.store_location(arguments)
+    assert location is not None, "a rank other than 0 has a rendezvous"
     is_near = rank in config.ranks_of(0)
     receiver: CallReceiver | RemoteReceiver
     if is_near:
         receiver = CallReceiver(arguments.ipc_dir, rank)
-    store = place.open(rank, config.dist_timeout)
-    rendezvous = meet(config, rank, store)
+    store = location.open(rank, config.dist_timeout)
+    rendezvous = arrive(config, rank, store)
     rendezvous.all_arrived()
-    engine = load_rank(config, rank, store, place.address)
+    engine = load_rank(config, rank, store, location.address)
     sizes = config.max_running_requests, engine.model.config.vocab_size
     if is_near:
         masks = MaskMemory(arguments.masks_fd, *sizes)
     else:
-        assert place.meeting is not None, "a rank on another node"
-        keys = CallKeys(config.dist_key, place.meeting.session)
+        assert location.session is not None, "a rank on another node"
+        keys = CallKeys(config.dist_key, location.session.id)
         masks = MaskMemory.create(*sizes)
         receiver = RemoteReceiver(rendezvous.told(endpoint_of(rank)), rank, keys, masks)
     follower = Follower(engine, leader.of_rank(rank), leader, masks)

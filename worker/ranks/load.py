@@ -19,7 +19,7 @@ from mla_router.worker.ranks.channel import CallSender
 from mla_router.worker.ranks.leader import Leader
 from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls
 from mla_router.worker.ranks.rendezvous import Rendezvous
-from mla_router.worker.ranks.stores import Place
+from mla_router.worker.ranks.stores import StoreLocation
 
 
 def load_rank(
@@ -27,7 +27,7 @@ def load_rank(
 ) -> Engine:
     """Returns the engine of `rank`, on the GPU with its place among the ranks of this node from --base-gpu-id.
 
-    `store`: the meeting of the ranks, all of which have arrived; None for one rank. `address`: that of this node for the
+    `store`: the store of the rendezvous, at which all ranks have arrived; None for one rank. `address`: that of this node for the
     other ranks. Raises ConfigError.
     """
     gpu = config.base_gpu_id + rank - config.ranks_here.start
@@ -50,21 +50,21 @@ def load_rank(
 
 
 def load_leader(
-    config: WorkerConfig, ipc_dir: Path, place: Place | None
+    config: WorkerConfig, ipc_dir: Path, location: StoreLocation | None
 ) -> tuple[Engine, StepEngine[Any]]:
     """Loads rank 0, and waits for the other ranks. Returns its engine, and that engine with the others behind it.
 
-    `place`: the meeting; None for one rank. Raises ConfigError, RanksError.
+    `location`: the store of the rendezvous; None for one rank. Raises ConfigError, RanksError.
     """
-    if place is None:
+    if location is None:
         engine = load_rank(config, 0, None)
         return engine, engine
-    store = place.open(0, config.dist_timeout)
-    rendezvous = meet(config, 0, store)
-    remote = _open_remote(config, place, rendezvous)
+    store = location.open(0, config.dist_timeout)
+    rendezvous = arrive(config, 0, store)
+    remote = _open_remote(config, location, rendezvous)
     rendezvous.all_arrived()
     sender = CallSender(ipc_dir, len(config.ranks_here), remote)
-    engine = load_rank(config, 0, store, place.address)
+    engine = load_rank(config, 0, store, location.address)
     rendezvous.report_loaded()
     rendezvous.all_loaded()
     if remote is not None:
@@ -72,8 +72,8 @@ def load_leader(
     return engine, Leader(engine, sender)
 
 
-def meet(config: WorkerConfig, rank: int, store: Store) -> Rendezvous:
-    """Reports the arrival of `rank` in the store, and returns its view of the meeting."""
+def arrive(config: WorkerConfig, rank: int, store: Store) -> Rendezvous:
+    """Reports the arrival of `rank` in the store, and returns its view of the rendezvous."""
     return Rendezvous(
         store, rank, config.tp_size, timeout_s=config.dist_timeout, nodes=config.nnodes
     )
@@ -84,12 +84,14 @@ def endpoint_of(rank: int) -> str:
     return f"the address of calls to rank {rank}"
 
 
-def _open_remote(config: WorkerConfig, place: Place, rendezvous: Rendezvous) -> RemoteCalls | None:
+def _open_remote(
+    config: WorkerConfig, location: StoreLocation, rendezvous: Rendezvous
+) -> RemoteCalls | None:
     """Listens for the ranks on other nodes, and tells them the addresses; None on one machine."""
-    if place.meeting is None:
+    if location.session is None:
         return None
     ranks = range(config.ranks_here.stop, config.tp_size)
-    remote = RemoteCalls(place.address, ranks, CallKeys(config.dist_key, place.meeting.session))
+    remote = RemoteCalls(location.address, ranks, CallKeys(config.dist_key, location.session.id))
     for rank, endpoint in remote.endpoints.items():
         rendezvous.tell(endpoint_of(rank), endpoint)
     return remote

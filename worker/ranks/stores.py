@@ -13,26 +13,26 @@ from datetime import timedelta
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from mla_router.worker.kernels.comm.connect import LOOPBACK
-from mla_router.worker.nodes.messages import Meeting
+from mla_router.worker.nodes.messages import Session
 from mla_router.worker.ranks.errors import RanksError
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place where the ranks meet.
+class StoreLocation:
+    """The location of the store of the rendezvous, for one process.
 
     `descriptor`: of the memory; of the listening socket of the TCPStore, on node 0; None on other nodes.
-    `meeting`: with several nodes. `address`: the own address in the network of the ranks.
+    `session`: with several nodes. `address`: the own address in the network of the ranks.
     """
 
     descriptor: int | None
-    meeting: Meeting | None = None
+    session: Session | None = None
     address: str = LOOPBACK
 
     def open(self, rank: int, timeout_s: float) -> Store:
         """Returns the store. Raises RanksError if that of rank 0 on another node cannot be reached."""
-        meeting = self.meeting
-        if meeting is None:
+        session = self.session
+        if session is None:
             # -1: several groups use the file, none of which may remove it
             return FileStore(f"/proc/self/fd/{self.descriptor}", -1)
         serves = rank == 0
@@ -40,8 +40,8 @@ class Place:
             os.close(self.descriptor)  # else the port stays open when rank 0 ends
         try:
             store = TCPStore(
-                meeting.store_host,
-                meeting.store_port,
+                session.store_host,
+                session.store_port,
                 is_master=serves,
                 timeout=timedelta(seconds=timeout_s),
                 wait_for_workers=False,
@@ -49,8 +49,8 @@ class Place:
             )
         except RuntimeError as error:
             raise RanksError(
-                f"the store of rank 0 at {meeting.store_host} port {meeting.store_port} cannot be reached from rank {rank}: "
+                f"the store of rank 0 at {session.store_host} port {session.store_port} cannot be reached from rank {rank}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         # So that no rank of an earlier start is taken for one of this start
-        return PrefixStore(meeting.session, store)
+        return PrefixStore(session.id, store)

@@ -25,7 +25,7 @@ from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
-from mla_router.worker.ranks import meeting_flags
+from mla_router.worker.ranks import rendezvous_flags
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.expert_recorder import Load
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
-    meeting_flags.add(parser)
+    rendezvous_flags.add(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -74,7 +74,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
 
     grammars = _start_grammars(config, arguments.masks_fd)
     ipc_dir = arguments.ipc_dir
-    engine, calls = load_leader(config, ipc_dir, meeting_flags.place(arguments))
+    engine, calls = load_leader(config, ipc_dir, rendezvous_flags.store_location(arguments))
     measured = _first_steps(engine, calls, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size

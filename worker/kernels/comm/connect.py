@@ -31,15 +31,15 @@ def connect(
 ) -> Backend:
     """Returns the process group of `size` ranks (`Group.join`)."""
     timeout = timedelta(seconds=timeout_s)
-    meeting = PrefixStore(name, store)
-    meeting.set_timeout(timeout)
+    named = PrefixStore(name, store)
+    named.set_timeout(timeout)
     if device.type == "cpu":
         gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         gloo._devices = [ProcessGroupGloo.create_device(hostname=address)]
         gloo._timeout = timeout
-        return ProcessGroupGloo(meeting, rank, size, gloo)
+        return ProcessGroupGloo(named, rank, size, gloo)
     nccl = ProcessGroupNCCL.Options()
     nccl._timeout = timeout
-    group = ProcessGroupNCCL(meeting, rank, size, nccl)
+    group = ProcessGroupNCCL(named, rank, size, nccl)
     group.eager_connect_single_device(device)
     return group

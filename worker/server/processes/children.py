@@ -78,10 +78,10 @@ async def scheduler_process(
     state: ServerState,
     directory: Path,
     client: SchedulerClient,
-    place: MeetingPlace,
+    inputs: RankInputs,
 ) -> AsyncIterator[Child]:
-    """Runs the scheduler within the block. `command` starts it; the flags are added here. `place`: see `meeting_place`."""
-    child = Child("the scheduler", await _start_rank(command, state, directory, place))
+    """Runs the scheduler within the block. `command` starts it; the flags are added here. `inputs`: see `rank_inputs`."""
+    child = Child("the scheduler", await _start_rank(command, state, directory, inputs))
     try:
         yield child
     finally:
@@ -90,8 +90,8 @@ async def scheduler_process(
         await child.end(SCHEDULER_STOP_S)
 
 
-class MeetingPlace(NamedTuple):
-    """The way in which the process of a rank learns where the ranks meet."""
+class RankInputs(NamedTuple):
+    """What the process of a rank gets in addition to the settings, for the rendezvous."""
 
     flags: tuple[str, ...] = ()
     inherited: tuple[int, ...] = ()  # descriptors
@@ -99,23 +99,23 @@ class MeetingPlace(NamedTuple):
 
 
 @contextmanager
-def meeting_place(config: WorkerConfig, nodes: Nodes | None) -> Iterator[MeetingPlace]:
-    """Makes what the ranks share: a store in which they meet, in inherited memory on one machine and on a socket of node 0
+def rank_inputs(config: WorkerConfig, nodes: Nodes | None) -> Iterator[RankInputs]:
+    """Makes what the ranks share: the store of the rendezvous, in inherited memory on one machine and on a socket of node 0
     on several, and the memory of token bitmasks."""
     if config.tp_size == 1:
-        yield MeetingPlace()
+        yield RankInputs()
         return
     store = os.memfd_create("mla-router-ranks") if nodes is None else os.dup(nodes.store_fd)
     masks = os.memfd_create("mla-router-masks")
     flags: tuple[str, ...] = (f"--store-fd={store}", f"--masks-fd={masks}")
     try:
         if nodes is None:
-            yield MeetingPlace(flags, (store, masks))
+            yield RankInputs(flags, (store, masks))
         else:
-            meeting = msgspec.json.encode(nodes.meeting).decode()
-            flags += (f"--meeting={meeting}", f"--address={nodes.address}")
+            session = msgspec.json.encode(nodes.session).decode()
+            flags += (f"--session={session}", f"--address={nodes.address}")
             interface = nccl_environment(nodes.address, config.device)
-            yield MeetingPlace(flags, (store, masks), interface)
+            yield RankInputs(flags, (store, masks), interface)
     finally:
         os.close(store)
         os.close(masks)
@@ -123,14 +123,14 @@ def meeting_place(config: WorkerConfig, nodes: Nodes | None) -> Iterator[Meeting
 
 @asynccontextmanager
 async def rank_processes(
-    command: Sequence[str], state: ServerState, directory: Path, place: MeetingPlace
+    command: Sequence[str], state: ServerState, directory: Path, inputs: RankInputs
 ) -> AsyncIterator[list[Child]]:
     """Runs the ranks other than 0 of this machine within the block, and kills them at its end, because they cannot work
     without rank 0. `command` starts one; the flags are added here."""
     children: list[Child] = []
     try:
         for rank in state.config.ranks_here[1:]:
-            process = await _start_rank((*command, f"--rank={rank}"), state, directory, place)
+            process = await _start_rank((*command, f"--rank={rank}"), state, directory, inputs)
             children.append(Child(f"rank {rank}", process))
         yield children
     finally:
@@ -140,18 +140,18 @@ async def rank_processes(
 
 
 async def _start_rank(
-    command: Sequence[str], state: ServerState, directory: Path, place: MeetingPlace
+    command: Sequence[str], state: ServerState, directory: Path, inputs: RankInputs
 ) -> Process:
     heartbeat = state.heartbeat.descriptor
     flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
-    flags += ["--ipc-dir", str(directory), *place.flags]
+    flags += ["--ipc-dir", str(directory), *inputs.flags]
     return await asyncio.create_subprocess_exec(
         *command,
         *flags,
         stdin=DEVNULL,
-        pass_fds=(heartbeat, *place.inherited),
+        pass_fds=(heartbeat, *inputs.inherited),
         # The user's choice of an interface has precedence.
-        env={**place.environment, **state.config.child_environment()},
+        env={**inputs.environment, **state.config.child_environment()},
     )
 
 
@@ -166,10 +166,10 @@ async def rank_group(
 ) -> AsyncIterator[list[Part]]:
     """Runs the scheduler, which is rank 0, and the other ranks of this machine within the block. Yields all ranks in order,
     with those of other nodes. `scheduler` and `rank`: commands without their flags."""
-    with meeting_place(state.config, nodes) as place:
+    with rank_inputs(state.config, nodes) as inputs:
         async with (
-            rank_processes(rank, state, directory, place) as others,
-            scheduler_process(scheduler, state, directory, client, place) as engine,
+            rank_processes(rank, state, directory, inputs) as others,
+            scheduler_process(scheduler, state, directory, client, inputs) as engine,
         ):
             try:
                 yield [engine, *others, *(nodes.ranks if nodes is not None else ())]
