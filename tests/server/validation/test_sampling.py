@@ -96,6 +96,60 @@ def test_out_of_range_names_the_field(name: str, value: Any) -> None:
     assert name in caught.value.body.error.message
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [1e-6, 2.0]),
+        ("top_p", [1e-30, 1.0]),
+        ("top_k", [1, VOCAB - 1]),
+        ("min_p", [0.0, 1.0]),
+        ("repetition_penalty", [1e-6, 2.0]),
+        ("frequency_penalty", [-2.0, 2.0]),
+        ("presence_penalty", [-2.0, 2.0]),
+        ("min_tokens", [0, 5]),
+        ("stop_token_ids", [frozenset({0, VOCAB - 1}), frozenset(range(256))]),
+    ],
+)
+def test_the_first_and_the_last_value_in_range_reach_the_scheduler(
+    name: str, values: list[Any]
+) -> None:
+    for value in values:
+        sent = list(value) if isinstance(value, frozenset) else value
+        assert getattr(check(**{name: sent}).params, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_tokens", [1, 2**31 - 1]),
+        ("n", [1, 64]),
+        ("stream_interval", [1, 4096]),
+        ("stop", [("a",) * 16, ("a" * 256,)]),
+        ("seed", [0, 2**63 - 1]),
+    ],
+)
+def test_the_first_and_the_last_value_in_range_reach_the_server(
+    name: str, values: list[Any]
+) -> None:
+    for value in values:
+        sent = list(value) if isinstance(value, tuple) else value
+        assert getattr(check(**{name: sent}), name) == value
+
+
+def test_the_largest_number_of_biases_is_accepted() -> None:
+    """The numbers are of a larger vocabulary: this one has fewer tokens than a request may bias."""
+    fields = SamplingFields(logit_bias={str(token): 1.0 for token in range(1024)})
+    checked = check_sampling(
+        fields,
+        max_tokens=1,
+        max_tokens_field="max_tokens",
+        seed=None,
+        logprobs=False,
+        vocab_size=2000,
+    )
+    assert len(checked.params.logit_bias) == 1024
+
+
 @given(
     temperature=st.none() | st.floats() | st.integers().map(float),
     top_p=st.none() | st.floats(),
@@ -140,7 +194,29 @@ def test_defaults_are_openais() -> None:
     assert (sampling.stop, sampling.max_tokens, sampling.seed) == ((), None, None)
 
 
+def test_a_message_names_the_range() -> None:
+    for fields, words in (
+        ({"top_p": 0.0}, "above 0 and at most 1"),
+        ({"min_p": -0.5}, "between 0 and 1"),
+        ({"max_tokens": 0}, "between 1 and 2147483647"),
+        ({"min_tokens": 6}, "between 0 and max_tokens (5)"),
+        ({"min_tokens": 2**31, "max_tokens": None}, "between 0 and 2147483647"),
+        ({"stop_token_ids": [VOCAB]}, "between 0 and 999"),
+        ({"logit_bias": {"x" * 99: 1.0}}, f"0 to 999; not '{'x' * 32}'"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            check(**fields)
+        assert words in caught.value.body.error.message
+
+
+def test_the_smallest_seed_loses_its_sign() -> None:
+    assert check(seed=-(2**63)).seed == 0
+
+
 def test_switched_off_and_beyond_the_vocabulary() -> None:
+    assert check(top_k=VOCAB).params.top_k == 0
+    assert check(top_p=1e-40).params.top_p == 1e-30
+    assert check(repetition_penalty=1e-40).params.repetition_penalty == 1e-6
     assert {check(top_k=off).params.top_k for off in (-1, 0, 10**40)} == {0}
     assert check(temperature=1e-45).params.temperature == 0.0
 
