@@ -122,14 +122,17 @@ def test_a_missing_node_is_named_on_the_nodes_that_wait(
 ) -> None:
     async def run() -> str:
         three = {"tp_size": 6, "nnodes": 3}
-        async with node_0(config(port, dist_timeout=1.5, **three)) as (nodes, _):
+        async with node_0(config(port, **three)) as (nodes, _):
             link, _ = await join(config(port, 1, **three), pytest.fail)
             following = asyncio.create_task(follow(link, Heartbeat.create(), EVENT_TIMEOUT_S))
+            # A short limit from now on, so that node 1 is never too late
+            nodes._config = config(port, dist_timeout=1.0, **three)
+            await nodes.expect()
             assert await asyncio.wait_for(nodes.others[1].wait(), EVENT_TIMEOUT_S) == 2
         return await following
 
     told = asyncio.run(run())
-    missing = "after 1.5 s (--dist-timeout) node 2 (ranks 4 to 5) of 3 nodes has not come"
+    missing = "after 1 s (--dist-timeout) node 2 (ranks 4 to 5) of 3 nodes has not come"
     assert missing in told and missing in caplog.text
 
 
@@ -160,7 +163,7 @@ def test_a_node_too_many_is_refused(port: int) -> None:
                 await join(config(port, 2, nnodes=4), pytest.fail)
             link, _ = await join(config(port, 1), pytest.fail)
             with pytest.raises(NodeError, match=r"another node 1 \(ranks 2 to 3\) is connected"):
-                await join(config(port, 1, dist_timeout=1.0), pytest.fail)
+                await join(config(port, 1, dist_timeout=2.0), pytest.fail)
             assert nodes.others[0].is_running
             await link.close()
 
@@ -176,7 +179,7 @@ def test_strangers_are_refused_and_do_not_disturb(
         async with node_0(config(port)) as (nodes, _):
             with pytest.raises(NodeError, match="it refused the key of this node"):
                 await join(
-                    config(port, 1, dist_key="another secret of nodes", dist_timeout=1.0),
+                    config(port, 1, dist_key="another secret of nodes", dist_timeout=2.0),
                     warned.append,
                 )
             silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_STRANGERS)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +81,24 @@ def _open_files(number: int) -> list[str]:
 
 
 def listening_addresses(number: int) -> set[str]:
-    """Returns the IPv4 addresses on which a process listens."""
+    """Returns the IP addresses on which a process listens."""
     files = _open_files(number)
     found = set()
-    for line in (PROC / str(number) / "net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
-            packed = bytes.fromhex(fields[1].partition(":")[0])
-            found.add(str(ipaddress.IPv4Address(packed[::-1])))
+    for table in ("net/tcp", "net/tcp6"):
+        for line in (PROC / str(number) / table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+                found.add(_address(bytes.fromhex(fields[1].partition(":")[0])))
     return found
+
+
+def _address(shown: bytes) -> str:
+    """Returns an address of /proc/net/tcp or tcp6: numbers of four bytes, each in the order of this machine."""
+    words = [shown[at : at + 4] for at in range(0, len(shown), 4)]
+    order = (word[::-1] if sys.byteorder == "little" else word for word in words)
+    address = ipaddress.ip_address(b"".join(order))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def listener(port: int) -> int:
