@@ -82,6 +82,8 @@ def without_effect(namespace: argparse.Namespace) -> list[str]:
         for spec in _FIELDS
         if _is_elsewhere(spec, getattr(namespace, spec.name, None))
     ]
+    if namespace.nnodes == 1 and namespace.dist_init_addr:
+        values.append("--dist-init-addr (there is one node)")
     return [*values, *sglang_flags.without_effect(namespace)]
 
 

@@ -91,6 +91,12 @@ def test_flags_that_are_not_given_are_not_reported() -> None:
     assert flags.from_namespace(parsed()) == WorkerConfig()
 
 
+def test_an_address_of_nodes_is_reported_if_there_is_one_node() -> None:
+    address = ["--dist-init-addr", "10.0.0.1:5000"]
+    assert flags.without_effect(parsed(*address)) == ["--dist-init-addr (there is one node)"]
+    assert flags.without_effect(parsed(*address, "--nnodes", "2")) == []
+
+
 def test_no_flag_of_sglang_hides_one_of_ours() -> None:
     ours = {"--" + name.replace("_", "-") for name in WorkerConfig.__dataclass_fields__}
     assert ours.isdisjoint(FLAGS)
