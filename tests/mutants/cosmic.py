@@ -1,61 +1,50 @@
-"""Mutants of Python sources: runs under a Python that has cosmic-ray, in the folder whose files it changes.
+"""Mutants of Python sources; runs under a Python that has cosmic-ray.
 
-    python cosmic.py count WANTED     print how many there are
-    python cosmic.py run WANTED       print the outcomes of those that are chosen, as JSON
+    python cosmic.py list FILE...    print them all as JSON
+    python cosmic.py text FILE OPERATOR OCCURRENCE
+                                     print the text of the mutated file
 
-WANTED is JSON: `areas` (each `sources` and the `command` that tests them), `files` (all, if empty), `timeout` in
-seconds, and for `run` the numbers that are `chosen`.
+A mutant is a list: file, operator, occurrence of the operator in the file, line, column.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from cosmic_ray.commands import init
-from cosmic_ray.mutating import mutate_and_test
-from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
 
-
-def mutants(wanted: dict[str, Any]) -> list[tuple[MutationSpec, str]]:
-    """Each with the command that tests it, in the order of the sources."""
-    found = []
-    for area in wanted["areas"]:
-        sources = [Path(source) for source in area["sources"]]
-        files = [f for s in sources for f in (sorted(s.rglob("*.py")) if s.is_dir() else [s])]
-        files = [f for f in files if not wanted["files"] or str(f) in wanted["files"]]
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            use_db(str(Path(folder) / "session"), WorkDB.Mode.create) as session,
-        ):
-            init(files, session, {})
-            specs = [spec for item in session.work_items for spec in item.mutations]
-        # `|` stands in annotations, which nobody evaluates
-        specs = [spec for spec in specs if "BinaryOperator_BitOr" not in spec.operator_name]
-        specs.sort(key=lambda spec: (str(spec.module_path), spec.start_pos, spec.operator_name))
-        found += [(spec, area["command"]) for spec in specs]
-    return found
+# `|` stands in annotations, which nobody evaluates. A removed decorator is mostly a dataclass or a property, without
+# which no test passes. Equal small numbers are identical in CPython.
+LEFT_OUT = ("BinaryOperator_BitOr", "RemoveDecorator", "_Eq_Is", "_NotEq_IsNot")
 
 
-def main() -> None:
-    action, wanted = sys.argv[1], json.loads(sys.argv[2])
-    found = mutants(wanted)
-    if action == "count":
-        print(len(found))
-        return
-    outcomes = []
-    for number in wanted["chosen"]:
-        spec, command = found[number]
-        result = mutate_and_test([spec], command, wanted["timeout"])
-        name = f"{spec.module_path}:{spec.start_pos[0]}: {spec.operator_name}"
-        outcome = result.test_outcome.value if result.test_outcome else "no-test"
-        print(f"{outcome:11} {name}", file=sys.stderr, flush=True)
-        outcomes.append({"name": name, "outcome": outcome})
-    print(json.dumps(outcomes))
+def mutants(file: str) -> Iterator[tuple[str, str, int, int, int]]:
+    lines = Path(file).read_text().splitlines()
+    nodes = list(ast_nodes(get_ast_from_path(Path(file))))
+    for name in sorted(operator_names()):
+        operator_class = get_operator(name)
+        if operator_class.arguments() or any(part in name for part in LEFT_OUT):
+            continue
+        operator = operator_class()
+        places = [place for node in nodes for place in operator.mutation_positions(node)]
+        for occurrence, ((line, column), _) in enumerate(places):
+            # `frozen` and `slots` of a dataclass guard against misuse.
+            if not lines[line - 1].startswith("@dataclass"):
+                yield file, name, occurrence, line, column
 
 
-main()
+def text(file: str, operator: str, occurrence: int) -> str:
+    mutated = mutate_code(Path(file).read_text(), get_operator(operator)(), occurrence)
+    assert mutated is not None, (file, operator, occurrence)
+    return mutated
+
+
+if sys.argv[1] == "list":
+    print(json.dumps([mutant for file in sys.argv[2:] for mutant in mutants(file)]))
+else:
+    print(text(sys.argv[2], sys.argv[3], int(sys.argv[4])), end="")
