@@ -21,6 +21,8 @@ from cosmic_ray.plugins import get_operator, operator_names
 # `|` stands in annotations, which nobody evaluates. A removed decorator is mostly a dataclass or a property, without
 # which no test passes. Equal small numbers are identical in CPython.
 LEFT_OUT = ("BinaryOperator_BitOr", "RemoveDecorator", "_Eq_Is", "_NotEq_IsNot")
+# `strict` of a zip, as `frozen` and `slots` of a dataclass, guards against misuse; the other is for the log.
+GUARDS = ("strict=", "exc_info=")
 
 
 def mutants(file: str) -> Iterator[tuple[str, str, int, int, int]]:
@@ -33,8 +35,8 @@ def mutants(file: str) -> Iterator[tuple[str, str, int, int, int]]:
         operator = operator_class()
         places = [place for node in nodes for place in operator.mutation_positions(node)]
         for occurrence, ((line, column), _) in enumerate(places):
-            # `frozen` and `slots` of a dataclass guard against misuse.
-            if not lines[line - 1].startswith("@dataclass"):
+            before = lines[line - 1][:column]
+            if not before.startswith("@dataclass") and not before.endswith(GUARDS):
                 yield file, name, occurrence, line, column
 
 

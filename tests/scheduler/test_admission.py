@@ -63,3 +63,31 @@ def test_a_request_that_was_overtaken_too_often_does_not_wait_for_a_prefix() -> 
     assert candidate is not None
     assert candidate.request.rid == "second"
     stepped.stop()
+
+
+def test_a_request_that_waits_for_all_pages_starts_when_exactly_they_are_free() -> None:
+    capacity = Capacity(num_pages=10, page_size=4, num_slots=4, context_length=41)
+    stepped = SteppedScheduler(FakeEngine(capacity), WorkerConfig(), overlap=False)
+    stepped.turn(generate("holds", [1] * 6, 3))
+    stepped.turn(generate("large", PROMPT[:39], 2))  # the last token is not written: 40 of 40
+    for _ in range(20):
+        stepped.turn()
+    assert stepped.reason("holds") == "length"
+    assert stepped.reason("large") == "length"
+    stepped.stop()
+
+
+def test_requests_pass_one_that_waits_for_memory_as_soon_as_their_part_of_it_is_free() -> None:
+    """`large` is tried first, because its prompt is short. Beside it an eighth of all pages may be taken: by `first`, and
+    by `second` after the end of `first`."""
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=256)
+    stepped = SteppedScheduler(FakeEngine(capacity), WorkerConfig(), overlap=False)
+    stepped.turn(generate("holds", [1] * 50, 200))
+    stepped.turn(generate("large", [2] * 4, 200))
+    stepped.turn(generate("first", [3] * 28, 5))
+    stepped.turn(generate("second", [4] * 28, 5))
+    assert [len(stepped.tokens(rid)) for rid in ("large", "second")] == [0, 0]
+    for _ in range(20):
+        stepped.turn()
+    assert [stepped.reason(rid) for rid in ("first", "second", "large")] == ["length", "length", ""]
+    stepped.stop()
