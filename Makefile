@@ -99,12 +99,16 @@ test-pythons: build-for-tests ## imports and tests under the other Pythons that 
 	TORCH=$(TORCH) .ci/test-pythons "$(PYTHONS)" $(or $(ARGS),$(UNDER_PYTHONS))
 
 .PHONY: test-kubernetes
-test-kubernetes: ## discovery against a kube-apiserver, which is built first (10 minutes, root for apt)
+test-kubernetes: build-for-tests ## discovery and the Helm chart against a kube-apiserver; builds it and Helm first (12 minutes, root for apt)
 	tests/kubernetes/build_apiserver.sh target/kubernetes
+	tests/kubernetes/build_helm.sh target/kubernetes
 	cargo clippy -p mla-router --all-targets --features kubernetes --locked -- -D warnings
 	cargo test -p mla-router --features kubernetes --locked --test serving -- \
 	  kubernetes:: --ignored --nocapture --test-threads 1
 	cargo test -p mla-router --features kubernetes --locked --lib -- discovery::
+	cargo build -p mla-router --features kubernetes --locked
+	cp target/debug/mla-router target/kubernetes/mla-router
+	$(BIN)/python -m pytest tests/kubernetes
 
 .PHONY: skip-kubernetes
 skip-kubernetes:

@@ -10,6 +10,7 @@ DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("bench/results/*.md"),
+        *ROOT.glob("deploy/**/*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*.md"),
     ]

@@ -1,4 +1,4 @@
-"""docs/reference has every flag and every endpoint of the code.
+"""docs/reference has every flag and every endpoint of the code, and the schema of the Helm chart every flag.
 
 `UPDATE_DOCS=1 make test-python ARGS=tests/test_reference.py` writes the pages."""
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mla_router.launch.arguments import LAUNCHERS, launch_parser
 from mla_router.worker.__main__ import worker_parser
 from mla_router.worker.server.endpoints.openapi import document
 from mla_router.worker.server.routes import ROUTES
+from support import chart
 from support.processes import get_json
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -122,16 +124,17 @@ def endpoints() -> str:
 
 
 PAGES = {
-    "worker_flags.md": worker_flags,
-    "launch_flags.md": launch_flags,
-    "router_flags.md": router_flag_pages,
-    "endpoints.md": endpoints,
+    REFERENCE / "worker_flags.md": worker_flags,
+    REFERENCE / "launch_flags.md": launch_flags,
+    REFERENCE / "router_flags.md": router_flag_pages,
+    REFERENCE / "endpoints.md": endpoints,
+    chart.CHART / "values.schema.json": chart.schema,
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_agrees_with_the_code(name: str) -> None:
-    file, text = REFERENCE / name, PAGES[name]()
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_a_page_agrees_with_the_code(file: Path) -> None:
+    text = PAGES[file]()
     if os.environ.get("UPDATE_DOCS") == "1":
         REFERENCE.mkdir(exist_ok=True)
         file.write_text(text)

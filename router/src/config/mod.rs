@@ -48,7 +48,7 @@ pub struct Config {
     #[arg(long, value_name = "LABEL", num_args = 0.., help_heading = WORKERS)]
     pub selector: Vec<String>,
 
-    /// Port of these pods
+    /// Port of these pods. The annotation `mla-router/ports` of a pod, such as 31000,31001, replaces it
     #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = WORKERS)]
     pub service_discovery_port: u16,
 
@@ -61,7 +61,7 @@ pub struct Config {
     pub worker_networks: Vec<Network>,
 
     /// Key for requests to workers; it replaces the key of the client
-    #[arg(long, value_name = "KEY", help_heading = WORKERS)]
+    #[arg(long, value_name = "KEY", env = "MLA_ROUTER_WORKER_API_KEY", hide_env_values = true, help_heading = WORKERS)]
     pub worker_api_key: Option<ApiKey>,
 
     /// Key for the admin paths of workers, such as /flush_cache (their --admin-api-key); --worker-api-key if

@@ -1,9 +1,10 @@
 //! `--service-discovery`: the workers are the pods of a Kubernetes cluster with the labels of `--selector`. Pods
-//! that are not ready get no requests.
+//! that are not ready get no requests. A pod with several workers, such as data-parallel ranks, lists their ports in the
+//! annotation [`PORTS`].
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     time::Duration,
 };
@@ -21,6 +22,9 @@ use super::{
     follower::{Follower, Listed, WorkerSet},
 };
 use crate::{config::Config, error::StartError, names::WorkerUrl};
+
+/// Annotation of a pod with the ports of its workers, as `31000,31001`. It replaces `--service-discovery-port`.
+const PORTS: &str = "mla-router/ports";
 
 /// Pause after a failed request to the API server.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -105,7 +109,7 @@ struct Known {
 
 #[derive(Debug, PartialEq)]
 struct Place {
-    url: WorkerUrl,
+    urls: Vec<WorkerUrl>,
     ready: bool,
 }
 
@@ -140,15 +144,17 @@ impl Known {
         // Ready pods last: one of them may have the address of an ended pod.
         for ready in [false, true] {
             for (uid, place) in self.pods.iter().filter(|(_, place)| place.ready == ready) {
-                let spec = place.url.clone().into();
-                found.insert(place.url.clone(), Listed { spec, instance: uid.clone(), ready });
+                for url in &place.urls {
+                    let spec = url.clone().into();
+                    found.insert(url.clone(), Listed { spec, instance: uid.clone(), ready });
+                }
             }
         }
         found
     }
 }
 
-/// The URL and readiness of a pod; `None` if it has ended or is being deleted.
+/// The URLs and the readiness of a pod; `None` if it has ended or is being deleted.
 fn place(pod: &Pod, port: u16) -> Option<Place> {
     let status = pod.status.as_ref()?;
     let has_ended = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
@@ -158,11 +164,25 @@ fn place(pod: &Pod, port: u16) -> Option<Place> {
     }
     let mut conditions = status.conditions.iter().flatten();
     let ready = conditions.any(|is| is.type_ == "Ready" && is.status == "True");
-    let url = match status.pod_ip.as_ref()?.parse().ok()? {
-        IpAddr::V4(ip) => format!("http://{ip}:{port}"),
-        IpAddr::V6(ip) => format!("http://[{ip}]:{port}"),
+    let ip: IpAddr = status.pod_ip.as_ref()?.parse().ok()?;
+    let url = |port| format!("http://{}", SocketAddr::new(ip, port)).parse().ok();
+    Some(Place { urls: ports(pod, port)?.into_iter().map(url).collect::<Option<_>>()?, ready })
+}
+
+/// The ports of the workers in a pod; `None` if its annotation is not a list of ports.
+fn ports(pod: &Pod, port: u16) -> Option<Vec<u16>> {
+    let Some(listed) = pod.metadata.annotations.as_ref().and_then(|all| all.get(PORTS)) else {
+        return Some(vec![port]);
     };
-    Some(Place { url: url.parse().ok()?, ready })
+    let ports = listed.split(',').map(|port| port.trim().parse().ok().filter(|port| *port > 0));
+    let ports: Option<Vec<u16>> = ports.collect();
+    if ports.is_none() {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        tracing::warn!(
+            "Kubernetes: pod {name} is left out: {PORTS}: {listed:?} is no list of ports"
+        );
+    }
+    ports
 }
 
 #[cfg(test)]
@@ -192,7 +212,7 @@ mod tests {
 
     #[test]
     fn only_a_pod_that_stays_has_a_place() {
-        let url = |pod: &Pod| place(pod, 8000).map(|place| place.url.to_string());
+        let url = |pod: &Pod| place(pod, 8000).map(|place| place.urls[0].to_string());
         assert_eq!(url(&pod("a", "10.0.0.1", "True")).as_deref(), Some("http://10.0.0.1:8000"));
         assert_eq!(url(&pod("a", "fd00::1", "True")).as_deref(), Some("http://[fd00::1]:8000"));
         assert_eq!(place(&pod("a", "10.0.0.1", "False"), 80).map(|place| place.ready), Some(false));
@@ -204,6 +224,21 @@ mod tests {
         let mut leaving = serde_json::to_value(pod("a", "10.0.0.1", "True")).expect("JSON");
         leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         assert_eq!(url(&serde_json::from_value(leaving).expect("a pod")), None);
+    }
+
+    #[test]
+    fn a_pod_with_several_workers_lists_their_ports() {
+        let listed = |ports: &str| {
+            let mut pod = pod("a", "10.0.0.1", "True");
+            pod.metadata.annotations = Some(BTreeMap::from([(PORTS.into(), ports.into())]));
+            let mut known = Known::default();
+            known.take(Event::Apply(pod), 8000);
+            urls(&known)
+        };
+        assert_eq!(listed("31000, 31001"), ["http://10.0.0.1:31000 a", "http://10.0.0.1:31001 a"]);
+        for bad in ["", "31000,", "0", "65536", "http"] {
+            assert!(listed(bad).is_empty(), "{bad:?}");
+        }
     }
 
     #[test]
