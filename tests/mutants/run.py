@@ -9,8 +9,9 @@ Works in a copy of the checkout in target/mutants, where the tools are installed
 tests that run its line (Python) or by the tests of the package (Rust), fastest first, up to the first failure.
 
 A run that was ended, by `--minutes` or otherwise, goes on when it is started again with the same options. Mutants that
-survived are then tested again. Prints the mutants that no test has found, apart from those in `equivalent.toml`. A
-whole sample adds its score to `bench/results/mutants.jsonl` (`--out` for another file).
+survived are then tested again. Prints the mutants that no test has found, apart from those in `equivalent.toml`. The
+score of those that were tested, a random part of the sample, goes to `bench/results/mutants.jsonl` (`--out` for another
+file).
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def main() -> int:
         "places": len({mutant.place for mutant in mutants.values()}),
         "sample": len(sample),
         "seed": arguments.seed,
+        "untested": len(untested),
         "killed": killed,
         "timeouts": counts["timeout"],
         "unviable": counts["unviable"],
@@ -124,9 +126,7 @@ def main() -> int:
         "score": round(killed / judged, 3) if judged else None,
         "survived": missed,
     }
-    if untested:
-        print(f"{len(untested)} mutants are not tested yet; of the others:")
-    record("mutants", result, None if untested else arguments.out)
+    record("mutants", result, arguments.out)
     return 0
 
 

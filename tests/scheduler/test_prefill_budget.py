@@ -7,7 +7,9 @@ import pytest
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.messages import ToScheduler
-from mla_router.worker.scheduler.step_time import TARGET_S
+from mla_router.worker.scheduler.prefill_budget import PrefillBudget, size_class
+from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.step_time import TARGET_S, StepTimeModel, TokenBudget
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import generate, run
 from support.timed_engine import TimedEngine
@@ -101,3 +103,18 @@ def test_no_step_is_longer_than_half_a_second() -> None:
     script: dict[int, list[ToScheduler]] = {0: flood(4), 3: [generate("a", [3] * SHORT, 100)]}
     served = Served(script)
     assert max(seconds for _, seconds in served.engine.steps) <= 0.5
+
+
+def test_the_half_by_size_goes_to_the_shortest_first_up_to_a_size_class() -> None:
+    sampling = generate("", [], 1).sampling
+    long, short = (Request(f"{n}", [1] * n, sampling, arrival=a) for a, n in enumerate((280, 10)))
+    tokens = TokenBudget(StepTimeModel(), 100, 1.0)
+    budget = PrefillBudget([long, short], tokens, chunk_size=1000, by_size=True)
+    for up_to, expected in (
+        (size_class(9) - 1, {long: 50}),
+        (size_class(10), {long: 50, short: 10}),
+        (None, {long: 90, short: 10}),
+    ):
+        budget.distribute(up_to)
+        assert {chunk.request: chunk.tokens for chunk in budget.chunks()} == expected
+    assert budget.is_spent

@@ -186,3 +186,12 @@ def test_many_salts_leave_nothing_behind() -> None:
         cache.insert(cache.root(f"salt {i}"), [1], [i])
         assert cache.evict(1) == [i]
     assert sum(1 for _ in cache) <= 32
+
+
+def test_a_node_that_is_locked_and_unlocked_again_and_again_stands_in_the_queue_once() -> None:
+    cache = RadixCache(1)
+    node, _ = cache.insert(cache.root(""), [1, 2], [1, 2])
+    for _ in range(100):
+        cache.lock(node)
+        cache.unlock(node)
+    assert len(cache._queue) == 1
