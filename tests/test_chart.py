@@ -48,7 +48,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_every_flag_in_the_templates_exists() -> None:
     worker = {name for action in worker_parser()._actions for name in action.option_strings}
     assert {"tp-size", "worker-id"} <= chart.flags_in(chart.WORKER)
-    assert {f"--{name}" for name in chart.flags_in(chart.WORKER)} - worker == set()
+    assert {"nnodes", "node-rank", "dist-init-addr"} == chart.flags_in(chart.NODES)
+    used = chart.flags_in(chart.WORKER) | chart.flags_in(chart.NODES)
+    assert {f"--{name}" for name in used} - worker == set()
     router = {flag["name"] for flag in router_flags()}
     assert {"service-discovery", "selector"} <= chart.flags_in(chart.ROUTER)
     assert chart.flags_in(chart.ROUTER) - router == set()
@@ -56,7 +58,7 @@ def test_every_flag_in_the_templates_exists() -> None:
 
 def test_every_variable_is_read_by_router_or_worker() -> None:
     named = set(re.findall(r'"(MLA_ROUTER_\w+)"', ALL_TEMPLATES))
-    assert len(named) == 4
+    assert len(named) == 5
     sources = [ROOT / "router/src/config/mod.rs", ROOT / "worker/config.py"]
     known = "".join(path.read_text() for path in sources)
     assert [name for name in named if f'"{name}"' not in known] == []

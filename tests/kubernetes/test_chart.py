@@ -89,6 +89,27 @@ def test_the_apiserver_knows_every_field(apiserver: Cluster, values: tuple[str, 
         assert lost(manifest, kept) == [], manifest["kind"]
 
 
+def test_several_nodes_are_a_leader_worker_set(apiserver: Cluster) -> None:
+    values = "worker.nodes=2,worker.tpSize=16,modelCache.kind=shared"
+    groups = find(render(f"--set={values}"), "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    assert groups["size"] == 2
+    for name in ("leaderTemplate", "workerTemplate"):
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": "pod"},
+        }
+        pod["template"] = groups[name]
+        assert lost(pod, apiserver.create(pod, dry_run=True)) == []
+    for value, named in (
+        ("worker.tpSize=3", "tpSize 3"),
+        ("modelCache.kind=perWorker", "modelCache"),
+    ):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            render(f"--set={values},{value}")
+        assert named in refused.value.stderr
+
+
 def test_an_unknown_field_and_a_wrong_value_are_noticed(apiserver: Cluster) -> None:
     deployment = find(render(), "Deployment")
     deployment["spec"]["replicaz"] = 2

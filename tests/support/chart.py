@@ -14,7 +14,7 @@ from mla_router.worker.config import WorkerConfig
 CHART = ROOT / "deploy" / "helm" / "mla-router"
 TEMPLATES = {path.name: path.read_text() for path in sorted((CHART / "templates").iterdir())}
 # The templates with the command lines.
-ROUTER, WORKER = "router.yaml", "_worker.tpl"
+ROUTER, WORKER, NODES = "router.yaml", "_worker.tpl", "_nodes.tpl"
 SECRET = re.compile(r"(?<!tls)-key$")
 # `helm --set` passes fractions as strings.
 TYPES = {int: "integer", float: ["number", "string"], bool: "boolean", str: "string"}
@@ -22,14 +22,15 @@ TYPES = {int: "integer", float: ["number", "string"], bool: "boolean", str: "str
 
 def flags_in(template: str) -> set[str]:
     """Returns the flags that a template sets itself, without the dashes."""
-    return set(re.findall(r'^ *- (?:.*")?--([a-z][a-z-]+)', TEMPLATES[template], re.MULTILINE))
+    lines = [line for line in TEMPLATES[template].splitlines() if not line.lstrip().startswith("#")]
+    return set(re.findall(r'(?<=[\s"]--)([a-z][a-z-]+)', "\n".join(lines)))
 
 
 def schema() -> str:
     """Returns values.schema.json with the flags of the code. The rest of the file stays as it is."""
     text = json.loads((CHART / "values.schema.json").read_text())
     text["definitions"]["routerFlags"] = _flags(_router_flags(), flags_in(ROUTER))
-    text["definitions"]["workerFlags"] = _flags(_worker_flags(), flags_in(WORKER))
+    text["definitions"]["workerFlags"] = _flags(_worker_flags(), flags_in(WORKER) | flags_in(NODES))
     # One flag a line.
     inner = re.compile(r"\{\n\s+([^{}]{1,80})\n\s+\}")
     return (

@@ -47,6 +47,9 @@ spec:
         {{- $secret := include "mla.secret" .root }}
         {{- include "mla.fromSecret" (dict "name" "MLA_ROUTER_API_KEY" "secret" $secret "key" "worker-api-key") | nindent 8 }}
         {{- include "mla.fromSecret" (dict "name" "MLA_ROUTER_REPLAY_KEY" "secret" $secret "key" "replay-key") | nindent 8 }}
+        {{- if gt (int $worker.nodes) 1 }}
+        {{- include "mla.fromSecret" (dict "name" "MLA_ROUTER_DIST_KEY" "secret" $secret "key" "dist-key") | nindent 8 }}
+        {{- end }}
         {{- with .root.Values.huggingFace.tokenSecret }}
         {{- include "mla.fromSecret" (dict "name" "HF_TOKEN" "secret" . "key" "token") | nindent 8 }}
         {{- end }}
