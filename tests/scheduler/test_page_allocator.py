@@ -17,6 +17,7 @@ def test_no_page_has_two_owners(counts: list[int], random) -> None:
             allocator.free(held.pop(random.randrange(len(held))))
         else:
             held.append(allocator.allocate(count))
+            assert len(held[-1]) == count
         pages = [page for some in held for page in some]
         assert sorted([*pages, *allocator.free_pages]) == list(range(1, 21))
 

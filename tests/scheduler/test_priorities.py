@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, ToScheduler
-from support.fake_engine import continuation
+from support.fake_engine import FakeEngine, continuation
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
+from support.stepped_scheduler import SteppedScheduler
 
 ONE_SLOT = Capacity(num_pages=64, page_size=4, num_slots=1, context_length=64)
 SMALL = Capacity(num_pages=12, page_size=4, num_slots=4, context_length=48)
@@ -138,3 +140,15 @@ def test_without_the_flag_all_are_equal() -> None:
     }
     outcome = run(script, capacity=ONE_SLOT)
     assert ends(outcome) == ["a", "b", "c"]
+
+
+def test_the_step_of_a_preemption_admits_nobody() -> None:
+    config = WorkerConfig(enable_priority_scheduling=True)
+    stepped = SteppedScheduler(FakeEngine(ONE_SLOT), config, overlap=False)
+    running = stepped.scheduler.planner.running
+    stepped.turn(generate("low", [1, 2, 3], 20))
+    stepped.turn(generate("high", [4, 5, 6], 20, priority=1))
+    assert list(running) == []
+    stepped.turn()
+    assert list(running) == ["high"]
+    stepped.stop()

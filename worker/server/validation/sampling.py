@@ -50,13 +50,13 @@ class CheckedSampling:
     seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
-    stop_regex: StopPatterns | None = None
-    n: int = 1  # answers to each prompt
-    skip_special_tokens: bool = True  # special tokens have no text
-    keep_stop: bool = False  # the text includes the stop string or stop token
-    constraint: Constraint | None = None  # the grammar of the answers
-    allowed: AllowedTokens | None = None  # None: all tokens
-    stream_interval: int | None = None  # tokens; None: the worker's --stream-interval
+    stop_regex: StopPatterns | None
+    n: int  # answers to each prompt
+    skip_special_tokens: bool  # special tokens have no text
+    keep_stop: bool  # the text includes the stop string or stop token
+    constraint: Constraint | None  # the grammar of the answers
+    allowed: AllowedTokens | None  # None: all tokens
+    stream_interval: int | None  # tokens; None: the worker's --stream-interval
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         """Returns the scheduler's parameters of one choice.
