@@ -36,7 +36,7 @@ def named(mutants: Iterable[tuple[str, str, int, object, Any]]) -> dict[str, Mut
     return found
 
 
-class Journal:
+class ResultsFile:
     """The names of a sample, and the outcome of each mutant that was run, in a file of JSON lines.
 
     The sample stays the same when sources or tests change. A mutant that has gone with its line is left out.

@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from mutant import Journal, Mutant, equivalents
+from mutant import Mutant, ResultsFile, equivalents
 from python_side import PythonSide
 from record import record
 from rust_side import RustSide
@@ -58,7 +58,7 @@ def copy_of_checkout(tree: Path) -> None:
 
 
 def test_all(
-    side: PythonSide | RustSide, mutants: list[Mutant], journal: Journal, minutes: float
+    side: PythonSide | RustSide, mutants: list[Mutant], journal: ResultsFile, minutes: float
 ) -> None:
     """Tests the mutants that have no outcome yet, or survived."""
     ends = time.monotonic() + 60 * minutes
@@ -98,7 +98,7 @@ def main() -> int:
     mutants = side.mutants(arguments.files)
     part = "" if not arguments.files else "-" + "-".join(Path(f).stem for f in arguments.files)
     name = f"{arguments.side}{part}-{arguments.sample or 'all'}-{arguments.seed}.jsonl"
-    journal = Journal(TOOLS / "journals" / name)
+    journal = ResultsFile(TOOLS / "journals" / name)
     sample = journal.choose(mutants, arguments.sample, arguments.seed)
     test_all(side, sample, journal, arguments.minutes)
     left_out = equivalents()
