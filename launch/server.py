@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
-from mla_router.launch.node import RankCommand, rank_command, serve_node
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
 from mla_router.launch.secrets import hide_keys
@@ -35,6 +34,7 @@ from mla_router.worker.model_folder import locate
 
 if TYPE_CHECKING:
     from mla_router import Router
+    from mla_router.launch.node import RankCommand
 
 # Ctrl-C ends everything within five seconds: the workers stop by themselves, then SIGKILL.
 WORKER_GRACE_S = 3.0
@@ -62,7 +62,7 @@ def run(
     argv: Sequence[str],
     command: WorkerCommand = worker_command,
     policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
-    rank: RankCommand = rank_command,
+    rank: RankCommand | None = None,
 ) -> int:
     """Runs the command. Returns the exit status. Tests pass workers of their own as `command`, and ranks as `rank`."""
     require_router()
@@ -79,7 +79,10 @@ def run(
     try:
         if options.every_worker.node_rank:
             node = options.worker(0, 0)
-            return asyncio.run(serve_node(node, rank, Output(sys.stdout), policy))
+            # It imports packages of a worker, which `main` checks first.
+            from mla_router.launch.node import rank_command, serve_node
+
+            return asyncio.run(serve_node(node, rank or rank_command, Output(sys.stdout), policy))
         with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
             return asyncio.run(_serve(options, ports, command, policy))
     except KeyboardInterrupt:  # outside the time of `StopSignals`

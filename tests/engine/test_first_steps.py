@@ -53,7 +53,7 @@ def test_first_steps_fit_into_any_engine_and_change_no_tokens(
     assert 1 <= measured.tokens <= 64
 
 
-def test_on_a_cpu_each_layer_of_a_step_reports_progress(tmp_path: Path) -> None:
+def test_on_a_cpu_each_half_of_a_layer_reports_progress(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     capacity = Capacity(num_pages=40, page_size=4, num_slots=4, context_length=160)
@@ -63,4 +63,4 @@ def test_on_a_cpu_each_layer_of_a_step_reports_progress(tmp_path: Path) -> None:
     reports: list[int] = []
     engine.report_progress_within_steps(lambda: reports.append(1))
     run({0: [generate("a", [5], 3)]}, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE)
-    assert len(reports) == 3 * len(model.model.layers)
+    assert len(reports) == 3 * 2 * len(model.model.layers)

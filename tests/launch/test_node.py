@@ -57,7 +57,9 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def ranks_of(node: Running) -> list[Pid]:
-    return [pid for pid in node.tree() if "fake_node_rank.py" in pid.command]
+    """Returns the processes of ranks, by rank: the tree has them in any order."""
+    found = [pid for pid in node.tree() if "fake_node_rank.py" in pid.command]
+    return sorted(found, key=lambda pid: pid.command.partition("--rank=")[2])
 
 
 async def served(node: Running, rank_0: Heartbeat, times: int) -> list[Pid]:
