@@ -261,7 +261,7 @@ class Moe:
     def rule(self, size: int) -> tuple[Job, ...]:
         shape = self.shape
         if self.dtype == E4M3:
-            tiles = quantized_tiling(size, shape.top_k, shape.experts, shape.hidden)
+            tiles = quantized_tiling(size, shape.top_k, shape.experts)
         else:
             of_rank = MoeShape(shape.experts, shape.hidden, shape.width, self.dtype)
             tiles = default_tiling(of_rank, size, shape.top_k)

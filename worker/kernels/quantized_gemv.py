@@ -1,7 +1,8 @@
 """The product of one row and a quantized weight, alone and with the norm before it.
 
 Weights become float32 in registers, and the row is not quantized: that is exact, and costs less time than the weights
-take to arrive. A tile is [outputs, blocks of columns with one scale, columns of a block].
+take to arrive. A tile is [pieces, outputs, PIECE]: columns of a piece have one scale, which multiplies sums of RUN
+neighbours. A thread reads them at once, and has the same columns of all its outputs.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.rms_norm import scaled
 from mla_router.worker.kernels.weight import Weight
 
-PIECE = GROUP  # columns of a tile's block
+PIECE = GROUP  # columns with one scale
+RUN = 8  # neighbours of a thread: 16 bytes of the row
 # All programs read the row: with more inputs the norm is a kernel of its own
 MAX_NORM_INPUTS = 4096
 NORM_OUTPUTS = 4  # of a program
+STAGES = 2  # steps whose weights are under way at once
 
 
 def tiling(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """Returns outputs and blocks of columns of a program's step, and warps: the fastest of a sweep on an H200, or within
-    5% of it."""
-    if inputs > 8192:
-        return 4, 16, 4
-    return (4, 8, 8) if outputs <= 3072 else (8, 4, 4)
+    """Returns outputs and pieces of a program's step, and warps: within 11% of the fastest of a sweep on an H100, over the
+    shapes of V2-Lite and V3."""
+    return (4, 4, 2) if outputs > 8192 >= inputs else (2, 8, 4)
 
 
 def quantized_gemv_triton(
@@ -54,7 +55,9 @@ def quantized_gemv_triton(
         SCALE_COLUMNS=weight.block[1],
         BLOCK_OUTPUTS=block_outputs,
         PIECES=pieces,
+        STAGES=STAGES,
         PIECE=PIECE,
+        RUN=RUN,
         AHEAD=weight.constant,
         num_warps=num_warps,
         **launch_options(),
@@ -75,29 +78,31 @@ def _quantized_gemv_kernel(
     SCALE_COLUMNS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     PIECES: tl.constexpr,
+    STAGES: tl.constexpr,
     PIECE: tl.constexpr,
+    RUN: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-    STEP: tl.constexpr = PIECES * PIECE
+    STEPS: tl.constexpr = (INPUTS + PIECES * PIECE - 1) // (PIECES * PIECE)
     output = tl.minimum(tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), OUTPUTS - 1)
-    weight_at = weight + output.to(tl.int64)[:, None, None] * INPUTS
-    scales_at = scales + (output // SCALE_ROWS * SCALES)[:, None]
-    acc = tl.zeros([BLOCK_OUTPUTS, PIECES, PIECE], tl.float32)
+    weight_at = weight + output.to(tl.int64) * INPUTS
+    scales_at = scales + output // SCALE_ROWS * SCALES
+    acc = tl.zeros([PIECES, BLOCK_OUTPUTS, PIECE // RUN], tl.float32)
     if not AHEAD:
         wait_for_previous()
-    w, scale = scaled_weights(weight_at, scales_at, 0, INPUTS, SCALE_COLUMNS, PIECES, PIECE)
-    if AHEAD:
-        wait_for_previous()
-    for start in tl.static_range(0, INPUTS, STEP):
-        column = start + tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-        a = tl.load(x + column, column < INPUTS, other=0.0).to(tl.float32)
-        acc += w.to(tl.float32) * (a[None, :, :] * scale[:, :, None])
-        if start + STEP < INPUTS:
-            w, scale = scaled_weights(
-                weight_at, scales_at, start + STEP, INPUTS, SCALE_COLUMNS, PIECES, PIECE
-            )
-    result = tl.sum(tl.sum(acc, 2), 1)
+    tiles = tl.tuple(())
+    for step in tl.static_range(STEPS + STAGES):
+        if AHEAD and step == STAGES:
+            wait_for_previous()
+        if step < STEPS:
+            column = columns(step, PIECES, PIECE, RUN)
+            tiles += scaled_weights(weight_at, scales_at, column, INPUTS, SCALE_COLUMNS)
+        if step >= STAGES:
+            column = columns(step - STAGES, PIECES, PIECE, RUN)
+            a = tl.load(x + column, column < INPUTS, other=0.0).to(tl.float32)
+            acc += scaled_sums(tiles[2 * (step - STAGES)], tiles[2 * (step - STAGES) + 1], a, RUN)
+    result = tl.sum(tl.sum(acc, 2), 0)
     tl.store(out + output, result.to(out.dtype.element_ty))
 
 
@@ -135,6 +140,7 @@ def norm_gemv_triton(
         BLOCK_OUTPUTS=NORM_OUTPUTS,
         PIECES=triton.next_power_of_2(triton.cdiv(inputs, PIECE)),
         PIECE=PIECE,
+        RUN=RUN,
         ADD=residual is not None,
         AHEAD=weight.constant,
         num_warps=4,
@@ -161,19 +167,20 @@ def _norm_gemv_kernel(
     BLOCK_OUTPUTS: tl.constexpr,
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
+    RUN: tl.constexpr,
     ADD: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     block = tl.program_id(0)
     output = tl.minimum(block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), OUTPUTS - 1)
-    weight_at = weight + output.to(tl.int64)[:, None, None] * INPUTS
-    scales_at = scales + (output // SCALE_ROWS * SCALES)[:, None]
-    column = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    weight_at = weight + output.to(tl.int64) * INPUTS
+    scales_at = scales + output // SCALE_ROWS * SCALES
+    column = columns(0, PIECES, PIECE, RUN)
     inside = column < INPUTS
     if not AHEAD:
         wait_for_previous()
-    w, scale = scaled_weights(weight_at, scales_at, 0, INPUTS, SCALE_COLUMNS, PIECES, PIECE)
+    w, scale = scaled_weights(weight_at, scales_at, column, INPUTS, SCALE_COLUMNS)
     norm_scale = tl.load(norm_weight + column, inside, other=0.0)
     if AHEAD:
         wait_for_previous()
@@ -185,32 +192,37 @@ def _norm_gemv_kernel(
     wide = values.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / INPUTS + eps)
     a = scaled(values, inverse_rms, norm_scale).to(tl.float32)
-    result = tl.sum(tl.sum(w.to(tl.float32) * (a[None, :, :] * scale[:, :, None]), 2), 1)
+    result = tl.sum(tl.sum(scaled_sums(w, scale, a, RUN), 2), 0)
     tl.store(product + output, result.to(product.dtype.element_ty))
 
 
 @triton.jit
+def columns(step, PIECES: tl.constexpr, PIECE: tl.constexpr, RUN: tl.constexpr):
+    """Returns the columns [PIECES, PIECE] of a step."""
+    piece = step * PIECES + tl.arange(0, PIECES)
+    return (piece * PIECE)[:, None] + tl.max_contiguous(tl.arange(0, PIECE), RUN)[None, :]
+
+
+@triton.jit
 def scaled_weights(
-    weight_at,
-    scales_at,
-    start,
-    INPUTS: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr,
-    PIECES: tl.constexpr,
-    PIECE: tl.constexpr,
-    exists=True,
+    weight_at, scales_at, column, INPUTS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, exists=True
 ):
-    """Loads values [outputs, PIECES, PIECE] from column `start` on, which leave L2 first, and scales [outputs, PIECES].
-    Returns zeros unless they exist."""
-    piece = start + tl.arange(0, PIECES) * PIECE
-    column = piece[:, None] + tl.arange(0, PIECE)[None, :]
+    """Loads values [PIECES, outputs, PIECE], which leave L2 first, and scales [PIECES, outputs]. `weight_at` and `scales_at`:
+    the first ones of each output. `column` [PIECES, PIECE]. Returns zeros unless they exist."""
     w = tl.load(
-        weight_at + column[None, :, :],
-        (column < INPUTS)[None, :, :] & exists,
+        weight_at[None, :, None] + column[:, None, :],
+        (column < INPUTS)[:, None, :] & exists,
         other=0.0,
         eviction_policy="evict_first",
     )
-    scale = tl.load(
-        scales_at + (piece // SCALE_COLUMNS)[None, :], (piece < INPUTS)[None, :] & exists, other=0.0
-    )
-    return w, scale
+    first = tl.min(column, axis=1)[:, None]
+    at = scales_at[None, :] + first // SCALE_COLUMNS
+    return w, tl.load(at, (first < INPUTS) & exists, other=0.0)
+
+
+@triton.jit
+def scaled_sums(w, scale, row, RUN: tl.constexpr):
+    """Returns sums [PIECES, outputs, PIECE // RUN] of products of `scaled_weights` and `row` [PIECES, PIECE] float32."""
+    products = w.to(tl.float32) * row[:, None, :]
+    runs: tl.constexpr = (w.shape[0], w.shape[1], w.shape[2] // RUN, RUN)
+    return tl.sum(tl.reshape(products, runs), axis=3) * scale[:, :, None]

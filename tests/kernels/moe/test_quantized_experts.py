@@ -144,7 +144,7 @@ def launches() -> None:
             x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
             weights = torch.empty(tokens, top_k, device="meta")
             ids = weights.to(torch.int32)
-            tiling = quantized_tiling(tokens, top_k, experts, hidden)
+            tiling = quantized_tiling(tokens, top_k, experts)
             quantized_experts(x, gate_up, down, weights, ids, tiling=tiling)
 
 

@@ -97,7 +97,7 @@ def quantized_experts_torch(
     time of a small step, and tens of gigabytes in DeepSeek-V3.
     """
     top_k, experts = ids.shape[1], len(gate_up.values)
-    tiling = quantized_tiling(len(x), top_k, experts, x.shape[1])
+    tiling = quantized_tiling(len(x), top_k, experts)
     dtype = gate_up.values.dtype
     is_rounded = tiling.rows > 1 and all(map(_rounds_rows, (gate_up, down)))
     rows = round_rows(x, dtype) if is_rounded else x.float()
@@ -126,18 +126,17 @@ def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
 
 def _tiling(x: Tensor, gate_up: Weight, top_k: int) -> MoeTiling:
     """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`."""
-    experts, double, hidden = gate_up.values.shape
+    experts, double, _ = gate_up.values.shape
     kind = kind_of(gate_up.values.dtype, gate_up.block)
     found = tuned_tiling(device_name(x.device), experts, double // 2, kind, len(x))
-    return found or quantized_tiling(len(x), top_k, experts, hidden)
+    return found or quantized_tiling(len(x), top_k, experts)
 
 
-def quantized_tiling(tokens: int, top_k: int, experts: int, hidden: int) -> MoeTiling:
-    """Returns the fastest tiles of sweeps on an H200 with V2-Lite's and V3's experts."""
-    if tokens == 1 and hidden <= MAX_SHARED_INPUTS:
-        return MoeTiling(1, gate_up=Tile(2, 1024, num_warps=4), down=Tile(2, 512, num_warps=2))
+def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:
+    """Returns the fastest tiles of sweeps with V2-Lite's and V3's experts: on an H100 for one token, else on an H200."""
     if tokens == 1:
-        return MoeTiling(1, gate_up=Tile(1, 1024, num_warps=4), down=Tile(4, 512, num_warps=4))
+        gate_up = Tile(2, 512, num_warps=2, num_stages=4)
+        return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
     if tokens * top_k <= 12 * experts:
         return MoeTiling(16, gate_up=Tile(128, 128, 8, 4, 4), down=Tile(128, 128, 2, 4, 4))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
-from mla_router.worker.kernels.quantized_gemv import PIECE, scaled_weights
+from mla_router.worker.kernels.quantized_gemv import (
+    PIECE,
+    RUN,
+    columns,
+    scaled_sums,
+    scaled_weights,
+)
 from mla_router.worker.kernels.weight import Weight
 
 
@@ -34,7 +40,9 @@ def _gate_up_kernel(
     SCALE_COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PIECES: tl.constexpr,
+    STAGES: tl.constexpr,
     PIECE: tl.constexpr,
+    RUN: tl.constexpr,
 ):
     """Writes BLOCK_N of WIDTH columns of out[pair] = silu(gate) * up of its token. A token's first SHARED pairs are with
     the shared experts: their weights are read before the ids are known."""
@@ -44,7 +52,7 @@ def _gate_up_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     gate_row = (n % WIDTH).to(tl.int64)
     SCALES: tl.constexpr = (HIDDEN + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-    STEP: tl.constexpr = PIECES * PIECE
+    STEPS: tl.constexpr = (HIDDEN + PIECES * PIECE - 1) // (PIECES * PIECE)
     between = WIDTH
     if SHARED:
         if choice < 0:
@@ -66,32 +74,30 @@ def _gate_up_kernel(
         weight += expert * (2 * WIDTH * HIDDEN)
         scales += expert * ((2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
     up_row = gate_row + between
-    gate_at = weight + gate_row[:, None, None] * HIDDEN
-    up_at = weight + up_row[:, None, None] * HIDDEN
-    gate_scales = scales + (gate_row // SCALE_ROWS * SCALES)[:, None]
-    up_scales = scales + (up_row // SCALE_ROWS * SCALES)[:, None]
-    gate = tl.zeros((BLOCK_N, PIECES, PIECE), tl.float32)
-    up = tl.zeros((BLOCK_N, PIECES, PIECE), tl.float32)
-    w_gate, s_gate = scaled_weights(
-        gate_at, gate_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
-    )
-    w_up, s_up = scaled_weights(up_at, up_scales, 0, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists)
-    wait_for_previous()
-    k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    x_at = x + token * HIDDEN + k
-    for start in tl.static_range(0, HIDDEN, STEP):
-        row = tl.load(x_at + start, start + k < HIDDEN, other=0.0).to(tl.float32)[None, :, :]
-        gate += w_gate.to(tl.float32) * (row * s_gate[:, :, None])
-        up += w_up.to(tl.float32) * (row * s_up[:, :, None])
-        if start + STEP < HIDDEN:
-            w_gate, s_gate = scaled_weights(
-                gate_at, gate_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
+    gate_at = weight + gate_row * HIDDEN
+    up_at = weight + up_row * HIDDEN
+    gate_scales = scales + gate_row // SCALE_ROWS * SCALES
+    up_scales = scales + up_row // SCALE_ROWS * SCALES
+    gate = tl.zeros((PIECES, BLOCK_N, PIECE // RUN), tl.float32)
+    up = tl.zeros((PIECES, BLOCK_N, PIECE // RUN), tl.float32)
+    gates = tl.tuple(())
+    ups = tl.tuple(())
+    for step in tl.static_range(STEPS + STAGES):
+        if step == STAGES:
+            wait_for_previous()
+        if step < STEPS:
+            k = columns(step, PIECES, PIECE, RUN)
+            gates += scaled_weights(gate_at, gate_scales, k, HIDDEN, SCALE_COLUMNS, exists)
+            ups += scaled_weights(up_at, up_scales, k, HIDDEN, SCALE_COLUMNS, exists)
+        if step >= STAGES:
+            k = columns(step - STAGES, PIECES, PIECE, RUN)
+            row = tl.load(x + token * HIDDEN + k, k < HIDDEN, other=0.0).to(tl.float32)
+            gate += scaled_sums(
+                gates[2 * (step - STAGES)], gates[2 * (step - STAGES) + 1], row, RUN
             )
-            w_up, s_up = scaled_weights(
-                up_at, up_scales, start + STEP, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, exists
-            )
-    g = tl.sum(tl.sum(gate, axis=2), axis=1)
-    u = tl.sum(tl.sum(up, axis=2), axis=1)
+            up += scaled_sums(ups[2 * (step - STAGES)], ups[2 * (step - STAGES) + 1], row, RUN)
+    g = tl.sum(tl.sum(gate, axis=2), axis=0)
+    u = tl.sum(tl.sum(up, axis=2), axis=0)
     gated = (g / (1 + tl.exp(-g)) * u).to(out.dtype.element_ty)
     tl.store(out + pair * WIDTH + n, gated, n < WIDTH)
 
@@ -117,50 +123,56 @@ def _down_kernel(
     SHARED_SCALE_COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PIECES: tl.constexpr,
+    STAGES: tl.constexpr,
     PIECE: tl.constexpr,
+    RUN: tl.constexpr,
 ):
-    """Writes BLOCK_N columns of out[token] = the sum over k of weights[token, k] * down(gated[token, k]). Shared experts
-    come first, and their weights are read before the wait."""
-    SCALES: tl.constexpr = (WIDTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    """Writes BLOCK_N columns of out[token] = the sum over k of weights[token, k] * down(gated[token, k]). Steps of the
+    shared experts come first, and their weights are read before the wait. The steps of all experts are one sequence, so
+    that weights of several experts are under way at once."""
+    BOTH: tl.constexpr = SHARED * WIDTH
     STEP: tl.constexpr = PIECES * PIECE
+    SHARED_STEPS: tl.constexpr = (BOTH + STEP - 1) // STEP
+    EACH: tl.constexpr = (WIDTH + STEP - 1) // STEP
+    STEPS: tl.constexpr = SHARED_STEPS + TOP_K * EACH
+    SCALES: tl.constexpr = (WIDTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    SHARED_SCALES: tl.constexpr = (BOTH + SHARED_SCALE_COLUMNS - 1) // SHARED_SCALE_COLUMNS
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_of_weight = (n % HIDDEN).to(tl.int64)
-    i = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    total = tl.zeros((BLOCK_N, PIECES, PIECE), tl.float32)
+    row = (n % HIDDEN).to(tl.int64)
     gated += token * (SHARED + TOP_K) * WIDTH
-    if SHARED:
-        BOTH: tl.constexpr = SHARED * WIDTH
-        SHARED_SCALES: tl.constexpr = (BOTH + SHARED_SCALE_COLUMNS - 1) // SHARED_SCALE_COLUMNS
-        at = shared + row_of_weight[:, None, None] * BOTH
-        scales_at = shared_scales + (row_of_weight // SCALE_ROWS * SHARED_SCALES)[:, None]
-        w, scale = scaled_weights(at, scales_at, 0, BOTH, SHARED_SCALE_COLUMNS, PIECES, PIECE)
-        wait_for_previous()
-        for start in tl.static_range(0, BOTH, STEP):
-            row = tl.load(gated + start + i, start + i < BOTH, other=0.0).to(tl.float32)
-            total += w.to(tl.float32) * (row[None, :, :] * scale[:, :, None])
-            if start + STEP < BOTH:
-                w, scale = scaled_weights(
-                    at, scales_at, start + STEP, BOTH, SHARED_SCALE_COLUMNS, PIECES, PIECE
-                )
-    else:
-        wait_for_previous()
-    for k in tl.static_range(TOP_K):
-        pair = token * TOP_K + k
-        expert = tl.load(ids + pair).to(tl.int64)
-        exists = expert >= 0
-        share = tl.load(weights + pair)
-        at = weight + expert * (HIDDEN * WIDTH) + row_of_weight[:, None, None] * WIDTH
-        of_expert = scales + expert * ((HIDDEN + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
-        scales_at = of_expert + (row_of_weight // SCALE_ROWS * SCALES)[:, None]
-        for start in tl.static_range(0, WIDTH, STEP):
+    total = tl.zeros((PIECES, BLOCK_N, PIECE // RUN), tl.float32)
+    tiles = tl.tuple(())
+    for step in tl.static_range(STEPS + STAGES):
+        if step == min(STAGES, SHARED_STEPS):
+            wait_for_previous()
+        if step < SHARED_STEPS:
+            at = shared + row * BOTH
+            scales_at = shared_scales + row // SCALE_ROWS * SHARED_SCALES
+            i = columns(step, PIECES, PIECE, RUN)
+            tiles += scaled_weights(at, scales_at, i, BOTH, SHARED_SCALE_COLUMNS)
+        elif step < STEPS:
+            pair = token * TOP_K + (step - SHARED_STEPS) // EACH
+            expert = tl.load(ids + pair).to(tl.int64)
+            at = weight + (expert * HIDDEN + row) * WIDTH
+            blocks = expert * ((HIDDEN + SCALE_ROWS - 1) // SCALE_ROWS) + row // SCALE_ROWS
+            i = columns((step - SHARED_STEPS) % EACH, PIECES, PIECE, RUN)
             w, scale = scaled_weights(
-                at, scales_at, start, WIDTH, SCALE_COLUMNS, PIECES, PIECE, exists
+                at, scales + blocks * SCALES, i, WIDTH, SCALE_COLUMNS, expert >= 0
             )
-            row = tl.load(gated + (SHARED + k) * WIDTH + start + i, start + i < WIDTH, other=0.0)
-            shared_row = (share * row.to(tl.float32))[None, :, :]
-            total += w.to(tl.float32) * (shared_row * scale[:, :, None])
-    result = tl.sum(tl.sum(total, axis=2), axis=1)
+            tiles += (w, scale * tl.load(weights + pair))
+        if step >= STAGES:
+            if step - STAGES < SHARED_STEPS:
+                i = columns(step - STAGES, PIECES, PIECE, RUN)
+                x = tl.load(gated + i, i < BOTH, other=0.0)
+            else:
+                i = columns((step - STAGES - SHARED_STEPS) % EACH, PIECES, PIECE, RUN)
+                before = BOTH + (step - STAGES - SHARED_STEPS) // EACH * WIDTH
+                x = tl.load(gated + before + i, i < WIDTH, other=0.0)
+            total += scaled_sums(
+                tiles[2 * (step - STAGES)], tiles[2 * (step - STAGES) + 1], x.to(tl.float32), RUN
+            )
+    result = tl.sum(tl.sum(total, axis=2), axis=0)
     at_out = token * HIDDEN + n
     if plus is not None:
         result += tl.load(plus + at_out, n < HIDDEN, other=0.0).to(tl.float32)
@@ -194,7 +206,9 @@ def gate_up_pairs_quantized(
         SCALE_COLUMNS=gate_up.block[1],
         BLOCK_N=tile.block_n,
         PIECES=tile.block_k // PIECE,
+        STAGES=tile.num_stages,
         PIECE=PIECE,
+        RUN=RUN,
         num_warps=tile.num_warps,
         **launch_options(),
     )
@@ -235,7 +249,9 @@ def down_pairs_quantized(
         SHARED_SCALE_COLUMNS=1 if shared is None else shared.block[1],
         BLOCK_N=tile.block_n,
         PIECES=tile.block_k // PIECE,
+        STAGES=tile.num_stages,
         PIECE=PIECE,
+        RUN=RUN,
         num_warps=tile.num_warps,
         **launch_options(),
     )

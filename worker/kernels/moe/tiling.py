@@ -29,7 +29,7 @@ class Tile:
 @dataclass(frozen=True)
 class MoeTiling:
     """`rows` of one expert in a block. With 1 the pairs are not sorted, each streams the weights of its expert
-    (`gemv.py`), and group_m and num_stages are not used."""
+    (`gemv.py`). group_m is not used then, and num_stages only with quantized weights."""
 
     rows: int
     gate_up: Tile
