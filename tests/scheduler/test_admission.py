@@ -91,3 +91,16 @@ def test_requests_pass_one_that_waits_for_memory_as_soon_as_their_part_of_it_is_
         stepped.turn()
     assert [stepped.reason(rid) for rid in ("first", "second", "large")] == ["length", "length", ""]
     stepped.stop()
+
+
+def test_in_order_of_arrival_nobody_passes_one_that_waits_for_memory() -> None:
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=256)
+    config = WorkerConfig(schedule_policy="fcfs")
+    stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
+    stepped.turn(generate("holds", [1] * 50, 200))
+    stepped.turn(generate("large", [2] * 4, 200))
+    stepped.turn(generate("small", [3] * 28, 5))
+    for _ in range(20):
+        stepped.turn()
+    assert [len(stepped.tokens(rid)) for rid in ("large", "small")] == [0, 0]
+    stepped.stop()

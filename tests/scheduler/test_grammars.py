@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
+from mla_router.worker.scheduler.grammars import _mask_end
 from support.fake_engine import continuation
 from support.forcing_grammars import FORCING, ForcingGrammars
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
@@ -59,3 +63,14 @@ def test_a_request_aborted_when_its_process_is_lost_ends_once() -> None:
     assert_nothing_is_allocated(outcome)
     assert outcome.channel.reason("a") == "lost"
     assert outcome.channel.reason("b") == "abort"
+
+
+@given(allowed=st.sets(st.integers(0, 63)), ends=st.sets(st.integers(0, 63)))
+def test_end_tokens_lose_their_bits_unless_no_other_token_is_allowed(
+    allowed: set[int], ends: set[int]
+) -> None:
+    bits = [sum(1 << token % 32 for token in allowed if token // 32 == word) for word in (0, 1)]
+    mask = np.array(bits, dtype=np.uint32).view(np.int32)
+    _mask_end(mask, ends)
+    left = {t for t in range(64) if int(mask.view(np.uint32)[t // 32]) >> t % 32 & 1}
+    assert left == (allowed - ends or allowed)

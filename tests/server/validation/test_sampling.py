@@ -84,6 +84,7 @@ def limits(context: int, total: int) -> Ready:
         ("presence_penalty", math.inf),
         ("logit_bias", {str(VOCAB): 1.0}),
         ("logit_bias", {" 1": 1.0}),
+        ("logit_bias", {"01": 1.0}),
         ("logit_bias", {"1": -100.1}),
         ("logit_bias", {"1": math.nan}),
         ("logit_bias", {str(token): 1.0 for token in range(1025)}),
