@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Capacity
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.request import Request, State
+from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate
+from support.stepped_scheduler import SteppedScheduler
 
 
 def request(max_tokens: int, generated: int = 0) -> Request:
@@ -60,3 +64,16 @@ def test_the_estimate_is_at_most_the_maximal_length(conservativeness: float) -> 
             assert 100 <= length <= 100 + max_tokens - 1
             if generated < max_tokens:  # at least one more token
                 assert length >= 100 + generated
+
+
+def test_the_ratio_of_an_idle_scheduler_starts_again() -> None:
+    capacity = Capacity(num_pages=16, page_size=4, num_slots=1, context_length=64)
+    stepped = SteppedScheduler(FakeEngine(capacity), WorkerConfig(), overlap=False)
+    estimate = stepped.scheduler.planner.estimate
+    stepped.turn(generate("r", [1, 2, 3], 5))
+    assert estimate.ratio < 0.7
+    for _ in range(6):
+        stepped.turn()
+    assert stepped.reason("r") == "length"
+    assert estimate.ratio == 0.7
+    stepped.stop()

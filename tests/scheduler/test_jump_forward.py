@@ -9,6 +9,7 @@ import pytest
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
+from mla_router.worker.scheduler.request import Request, State
 from support.fake_engine import VOCAB, FakeEngine, continuation
 from support.forcing_grammars import FORCING, ForcingGrammars, forced_continuation, forced_run
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
@@ -182,3 +183,14 @@ def test_long_prompts_do_not_delay_a_jumping_request() -> None:
     turns = outcome.channel.turns("jumps")
     assert turns[-1] < outcome.channel.turns("long")[0], "it was beside the long prompt"
     assert max(later - earlier for earlier, later in pairwise(turns)) <= 2
+
+
+@pytest.mark.parametrize(("run", "state"), [([7], State.DECODE), ([7, 8], State.PREFILL)])
+def test_a_jump_of_one_token_is_none(run: list[int], state: State) -> None:
+    """That token comes from the step that has just been sampled: there is nothing to compute."""
+    jumps = Request("r", PROMPT, generate("", [], 100).sampling)
+    jumps.move_to(State.PREFILL)
+    jumps.move_to(State.DECODE)
+    jumps.launched_outputs = 1
+    assert jumps.jump(run) == run[1:]
+    assert jumps.state is state

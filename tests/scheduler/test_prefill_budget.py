@@ -118,3 +118,7 @@ def test_the_half_by_size_goes_to_the_shortest_first_up_to_a_size_class() -> Non
         budget.distribute(up_to)
         assert {chunk.request: chunk.tokens for chunk in budget.chunks()} == expected
     assert budget.is_spent
+
+
+def test_a_size_class_is_a_power_of_four() -> None:
+    assert [size_class(n) for n in (1, 2, 7, 8, 31, 32, 127, 128)] == [0, 1, 1, 2, 2, 3, 3, 4]
