@@ -135,3 +135,8 @@ def test_last_token_needs_no_page(prompt: int, answer: int, fits: bool) -> None:
 def test_context_length_limits_prompt_and_answer() -> None:
     memory = Memory(Capacity(100, 4, 1, 10), use_prefix_cache=True)
     assert memory.can_ever_fit(9, 1) and not memory.can_ever_fit(9, 2)
+
+
+def test_one_page_of_five_tokens_holds_five_and_the_answer_has_one_more() -> None:
+    memory = Memory(Capacity(1, 5, 1, 100), use_prefix_cache=True)
+    assert memory.can_ever_fit(5, 1) and not memory.can_ever_fit(5, 2)
