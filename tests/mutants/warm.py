@@ -50,7 +50,6 @@ class WarmTests:
     """The tests of one checkout, run one process after the other."""
 
     def __init__(self, tree: Path, coverage: Path) -> None:
-        os.chdir(tree)
         sys.path.insert(0, str(coverage))
         # As in tests/conftest.py, which is read after torch's import here.
         os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -108,6 +107,7 @@ class WarmTests:
             status = 70
             try:
                 os.setsid()
+                os.chdir(self.tree)
                 log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(log, 1)
                 os.dup2(log, 2)

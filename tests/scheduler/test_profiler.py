@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Capacity
 from mla_router.worker.messages import StartProfile, StopProfile
 from mla_router.worker.scheduler import profiler as profiler_module
 from mla_router.worker.scheduler.profiler import Profiler
+from support.fake_engine import FakeEngine
+from support.scripted_scheduler import generate
+from support.stepped_scheduler import SteppedScheduler
 
 
 def names(file: Path) -> set[str]:
@@ -68,3 +73,15 @@ def test_a_folder_that_cannot_be_written_fails_the_profile_only(tmp_path: Path) 
     profiler.answer(StartProfile(3, 1), 0)
     profiler.tick(1)  # an error without a client to tell is logged
     assert profiler.answer(StopProfile(4), 1).problem == "no profile is being recorded"
+
+
+def test_the_scheduler_ends_a_profile_after_its_steps(tmp_path: Path) -> None:
+    capacity = Capacity(num_pages=16, page_size=4, num_slots=1, context_length=64)
+    config = WorkerConfig(profile_dir=str(tmp_path))
+    stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
+    stepped.turn(StartProfile(1, 2), generate("r", [1, 2, 3], 9))
+    for files in (0, 1):
+        assert len(list(tmp_path.iterdir())) == files
+        for _ in range(4):
+            stepped.turn()
+    stepped.stop()

@@ -244,3 +244,10 @@ def test_overlap_and_normal_give_identical_tokens(
             else:
                 assert got == tokens
         assert_nothing_is_allocated(outcome)
+
+
+def test_the_first_delta_alone_has_the_cached_tokens() -> None:
+    outcome = run({0: [generate("a", list(range(20)))], 9: [generate("b", list(range(20)))]})
+    deltas = outcome.channel.deltas()["b"]
+    assert [delta.cached_tokens for delta in deltas] == [16, 0, 0, 0]
+    assert [delta.queue_seconds > 0 for delta in deltas] == [True, False, False, False]
