@@ -96,8 +96,9 @@ def _quantized_gemv_kernel(
         if AHEAD and step == STAGES:
             wait_for_previous()
         if step < STEPS:
-            column = columns(step, PIECES, PIECE, RUN)
-            tiles += scaled_weights(weight_at, scales_at, column, INPUTS, SCALE_COLUMNS)
+            tiles += scaled_weights(
+                weight_at, scales_at, step, INPUTS, SCALE_COLUMNS, PIECES, PIECE, RUN
+            )
         if step >= STAGES:
             column = columns(step - STAGES, PIECES, PIECE, RUN)
             a = tl.load(x + column, column < INPUTS, other=0.0).to(tl.float32)
@@ -180,7 +181,7 @@ def _norm_gemv_kernel(
     inside = column < INPUTS
     if not AHEAD:
         wait_for_previous()
-    w, scale = scaled_weights(weight_at, scales_at, column, INPUTS, SCALE_COLUMNS)
+    w, scale = scaled_weights(weight_at, scales_at, 0, INPUTS, SCALE_COLUMNS, PIECES, PIECE, RUN)
     norm_scale = tl.load(norm_weight + column, inside, other=0.0)
     if AHEAD:
         wait_for_previous()
@@ -205,17 +206,26 @@ def columns(step, PIECES: tl.constexpr, PIECE: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def scaled_weights(
-    weight_at, scales_at, column, INPUTS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, exists=True
+    weight_at,
+    scales_at,
+    step,
+    INPUTS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
+    RUN: tl.constexpr,
+    exists=True,
 ):
-    """Loads values [PIECES, outputs, PIECE], which leave L2 first, and scales [PIECES, outputs]. `weight_at` and `scales_at`:
-    the first ones of each output. `column` [PIECES, PIECE]. Returns zeros unless they exist."""
+    """Loads values [PIECES, outputs, PIECE] of a step, which leave L2 first, and scales [PIECES, outputs]. `weight_at` and
+    `scales_at`: the first ones of each output. Returns zeros unless they exist."""
+    column = columns(step, PIECES, PIECE, RUN)
     w = tl.load(
         weight_at[None, :, None] + column[:, None, :],
         (column < INPUTS)[:, None, :] & exists,
         other=0.0,
         eviction_policy="evict_first",
     )
-    first = tl.min(column, axis=1)[:, None]
+    first = ((step * PIECES + tl.arange(0, PIECES)) * PIECE)[:, None]
     at = scales_at[None, :] + first // SCALE_COLUMNS
     return w, tl.load(at, (first < INPUTS) & exists, other=0.0)
 

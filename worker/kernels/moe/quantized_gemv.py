@@ -86,9 +86,12 @@ def _gate_up_kernel(
         if step == STAGES:
             wait_for_previous()
         if step < STEPS:
-            k = columns(step, PIECES, PIECE, RUN)
-            gates += scaled_weights(gate_at, gate_scales, k, HIDDEN, SCALE_COLUMNS, exists)
-            ups += scaled_weights(up_at, up_scales, k, HIDDEN, SCALE_COLUMNS, exists)
+            gates += scaled_weights(
+                gate_at, gate_scales, step, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, RUN, exists
+            )
+            ups += scaled_weights(
+                up_at, up_scales, step, HIDDEN, SCALE_COLUMNS, PIECES, PIECE, RUN, exists
+            )
         if step >= STAGES:
             k = columns(step - STAGES, PIECES, PIECE, RUN)
             row = tl.load(x + token * HIDDEN + k, k < HIDDEN, other=0.0).to(tl.float32)
@@ -149,16 +152,24 @@ def _down_kernel(
         if step < SHARED_STEPS:
             at = shared + row * BOTH
             scales_at = shared_scales + row // SCALE_ROWS * SHARED_SCALES
-            i = columns(step, PIECES, PIECE, RUN)
-            tiles += scaled_weights(at, scales_at, i, BOTH, SHARED_SCALE_COLUMNS)
+            tiles += scaled_weights(
+                at, scales_at, step, BOTH, SHARED_SCALE_COLUMNS, PIECES, PIECE, RUN
+            )
         elif step < STEPS:
             pair = token * TOP_K + (step - SHARED_STEPS) // EACH
             expert = tl.load(ids + pair).to(tl.int64)
             at = weight + (expert * HIDDEN + row) * WIDTH
             blocks = expert * ((HIDDEN + SCALE_ROWS - 1) // SCALE_ROWS) + row // SCALE_ROWS
-            i = columns((step - SHARED_STEPS) % EACH, PIECES, PIECE, RUN)
             w, scale = scaled_weights(
-                at, scales + blocks * SCALES, i, WIDTH, SCALE_COLUMNS, expert >= 0
+                at,
+                scales + blocks * SCALES,
+                (step - SHARED_STEPS) % EACH,
+                WIDTH,
+                SCALE_COLUMNS,
+                PIECES,
+                PIECE,
+                RUN,
+                expert >= 0,
             )
             tiles += (w, scale * tl.load(weights + pair))
         if step >= STAGES:
