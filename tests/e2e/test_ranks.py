@@ -122,7 +122,7 @@ def test_the_load_of_the_ranks_is_shown(worker: processes.Running) -> None:
 def test_streams_survive_the_faults_of_a_rank(
     worker: processes.Running, small_worker: str, expected: list[Answer]
 ) -> None:
-    """Rank 1 is stopped, goes on, and is killed, with which the worker ends."""
+    """Rank 1 is stopped, goes on, and is killed. Then the worker ends."""
     urls = [worker.url, small_worker]
     with processes.router(urls, policy="round_robin") as router:
         group = group_of(worker.url)

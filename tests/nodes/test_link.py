@@ -76,7 +76,7 @@ def test_another_key_is_refused_by_both_sides() -> None:
 
 
 def test_a_false_node_0_is_not_believed() -> None:
-    """It accepts any proof, but cannot give its own. It may even send back that of the node."""
+    """It accepts any proof, but has none. It may even send back the proof of the node."""
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING + bytes(SIZE))

@@ -106,7 +106,7 @@ def _none_of(words: Collection[str]) -> str:
 
 
 def _deviation(words: Collection[str]) -> str:
-    """Returns an expression for a prefix of one of `words`, followed by a character with which no word continues."""
+    """Returns an expression for a prefix of one of `words` and one more character, which continues no word."""
     following = _by_first(words)
     others = "".join(following).replace("-", r"\-")
     ways = [rf'[^\x00-\x1f"\\{others}]', r'\\["\\/bfnrt]']
