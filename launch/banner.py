@@ -13,10 +13,14 @@ ANY_ADDRESS = ("0.0.0.0", "[::]")
 QUESTION = "What is 17 + 25?"
 
 
-def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
-    model = workers[0].model_name
-    path = workers[0].model_path or "the small model that the package ships"
-    key = workers[0].api_key
+def ready_text(
+    url: str, policy: str, settings: WorkerConfig, worker_urls: Sequence[str], model: str = ""
+) -> str:
+    """Returns the text. `settings` are common to all workers, with the key of clients. `model` is its name if the
+    settings do not tell it."""
+    model = model or settings.model_name
+    path = settings.model_path or "the small model that the package ships"
+    key = settings.api_key
     header = HeaderFile(key).path if key else None
     base = url
     for address in ANY_ADDRESS:  # a client on this machine connects to loopback
@@ -28,7 +32,7 @@ def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
             f"  model     {model} ({path})",
             f"  policy    {policy}",
             f"  dashboard {base}/dashboard",
-            *(f"  worker {index}  http://{w.host}:{w.port}" for index, w in enumerate(workers)),
+            *(f"  worker {index}  {worker}" for index, worker in enumerate(worker_urls)),
             "",
             "Try it (the key is read from this process; run as the same user):"
             if key

@@ -11,23 +11,20 @@ import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
+from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
 from mla_router.launch.secrets import hide_keys
-from mla_router.launch.signals import KILLED_BY_CTRL_C, StopSignals
-from mla_router.launch.supervisor import (
-    USAGE_ERROR,
-    GaveUpError,
-    RestartPolicy,
-    Supervisor,
-    WorkerCommand,
-)
+from mla_router.launch.serving import serve
+from mla_router.launch.signals import KILLED_BY_CTRL_C
+from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker import preflight
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model_folder import locate
@@ -36,9 +33,8 @@ if TYPE_CHECKING:
     from mla_router import Router
     from mla_router.launch.node import RankCommand
 
-# Ctrl-C ends everything within five seconds: the workers stop by themselves, then SIGKILL.
-WORKER_GRACE_S = 3.0
-ROUTER_GRACE_S = 1.0
+WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
+
 ROTATION_POLL_S = 0.1
 
 
@@ -101,45 +97,50 @@ async def _serve(
     output = Output(sys.stdout)
     if options.without_effect:
         output.launch("without effect here: " + ", ".join(options.without_effect))
-    workers = [options.worker(index, port) for index, port in enumerate(ports)]
-    urls = [f"http://{worker.host}:{worker.port}" for worker in workers]
+    urls = [f"http://{WORKER_HOST}:{port}" for port in ports]
     try:
         config = RouterConfig.from_argv(options.router_argv(urls))
     except ValueError as error:
         raise BadRouterFlagError(with_launcher_flags(str(error))) from None
     settings = config.to_dict()
+    workers = [
+        with_router_keys(
+            options.worker(index, port),
+            settings["worker_api_key"],
+            settings["worker_admin_api_key"],
+        )
+        for index, port in enumerate(ports)
+    ]
     router = Router(config)
     router.start()
     _report_moved_ports(options, workers, output)
-
-    supervisor = Supervisor(workers, command, output, policy)
-    signals = StopSignals(kill=supervisor.kill)
-    supervisor.start()
+    supervisor = Supervisor(
+        [
+            LocalWorker(worker, command(worker), partial(output.worker, index))
+            for index, worker in enumerate(workers)
+        ],
+        output,
+        policy,
+    )
 
     async def announce() -> None:
         await supervisor.all_ready()
         await _in_rotation(router, urls)
-        output.plain(ready_text(router.url, str(settings["policy"]), workers))
+        common = options.every_worker
+        output.plain(ready_text(router.url, settings["policy"], common, urls))
 
-    announcing = asyncio.create_task(announce())
-    asked_to_stop = asyncio.create_task(signals.any())
-    lost = asyncio.create_task(supervisor.lost())
-    try:
-        await asyncio.wait([asked_to_stop, lost], return_when=asyncio.FIRST_COMPLETED)
-        announcing.cancel()
-        if lost.done():
-            await lost  # raises the reason
-        if not signals.interrupt.is_set():
-            output.launch("draining: no new requests, those that run are finished")
-            await _drain(router, float(settings["shutdown_grace_period_secs"]), signals)
-        output.launch("stopping")
-        return 0
-    finally:
-        # The router stops at the same time: it must not count the end of the workers as failures.
-        await asyncio.gather(
-            asyncio.to_thread(router.stop, ROUTER_GRACE_S), supervisor.stop(WORKER_GRACE_S)
-        )
-        output.launch("stopped")
+    drain_s = settings["shutdown_grace_period_secs"]
+    return await serve(router, supervisor, drain_s, output, announce())
+
+
+def with_router_keys(worker: WorkerConfig, key: str | None, admin_key: str | None) -> WorkerConfig:
+    """Returns the settings with the keys that the router sends to its workers. Its environment may have keys that are not
+    those of clients."""
+    return dataclasses.replace(
+        worker,
+        api_key=key or worker.api_key,
+        admin_api_key=admin_key or worker.admin_api_key,
+    )
 
 
 def _report_moved_ports(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:
@@ -153,14 +154,3 @@ async def _in_rotation(router: Router, urls: Sequence[str]) -> None:
     """Waits until all workers at `urls` are in rotation."""
     while not {w["url"] for w in router.workers() if w["healthy"]} >= set(urls):
         await asyncio.sleep(ROTATION_POLL_S)
-
-
-async def _drain(router: Router, grace_s: float, signals: StopSignals) -> None:
-    """Waits for the end of all requests, for `grace_s`, or for Ctrl-C."""
-    drained = asyncio.create_task(asyncio.to_thread(router.drain, grace_s))
-    enough = asyncio.create_task(signals.interrupt.wait())
-    await asyncio.wait([drained, enough], return_when=asyncio.FIRST_COMPLETED)
-    enough.cancel()
-    if drained.done():
-        drained.result()
-    # Else it was Ctrl-C: the following stop of the router ends its requests, and so the drain.

@@ -2,7 +2,7 @@
 
 A worker that was ready once is restarted without limit. The delay doubles with each failure, until the worker has been
 healthy for a while. If a worker never becomes ready, a restart would not help (a broken model, too little memory):
-after a few attempts the supervisor gives up.
+after a few attempts the supervisor gives up. The loss of a machine is no such attempt.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from mla_router.launch.health import until_healthy
 from mla_router.launch.output import Output
-from mla_router.launch.process import Process, describe_exit
-from mla_router.worker.config import WorkerConfig
-
-WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
+from mla_router.launch.process import describe_exit
 
 # Exit status of a worker with wrong settings; the same as argparse's.
 USAGE_ERROR = 2
@@ -40,19 +36,36 @@ class RestartPolicy:
         return min(self.first_delay_s * 2.0 ** (failures - 1), self.max_delay_s)
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of a worker: its exit status, or the loss of its machine."""
+
+    status: int | None  # None: the machine was lost
+    reason: str = ""  # of a loss
+
+    def __str__(self) -> str:
+        return self.reason if self.status is None else describe_exit(self.status)
+
+
+class Worker(Protocol):
+    """A worker that can run again after its end."""
+
+    async def run(self, on_ready: Callable[[str], None]) -> End:
+        """Runs the worker until it ends. Calls `on_ready` with its process or address when it is healthy."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Stops the worker after `run` was cancelled. SIGKILL follows after `grace_s`."""
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+
+
 class Supervisor:
     """The workers of one launcher. `start`, then `stop` or `kill`."""
 
-    def __init__(
-        self,
-        workers: Sequence[WorkerConfig],
-        command: WorkerCommand,
-        output: Output,
-        policy: RestartPolicy,
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], output: Output, policy: RestartPolicy) -> None:
         self._members = [
-            _Member(index, config, command(config), output, policy)
-            for index, config in enumerate(workers)
+            _Member(index, worker, output, policy) for index, worker in enumerate(workers)
         ]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -76,78 +89,55 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(member.stop(grace_s) for member in self._members))
+        await asyncio.gather(*(member.worker.stop(grace_s) for member in self._members))
 
     def kill(self) -> None:
         for member in self._members:
-            member.kill()
+            member.worker.kill()
 
 
 class _Member:
     """One worker, across its restarts."""
 
-    def __init__(
-        self,
-        index: int,
-        config: WorkerConfig,
-        command: Sequence[str],
-        output: Output,
-        policy: RestartPolicy,
-    ) -> None:
+    def __init__(self, index: int, worker: Worker, output: Output, policy: RestartPolicy) -> None:
         self.ready = asyncio.Event()  # set when the worker was ready once
+        self.worker = worker
         self._index = index
-        self._config = config
-        self._command = command
         self._output = output
         self._policy = policy
-        self._process: Process | None = None
 
     async def keep_running(self) -> None:
         failures = 0
         while True:
-            status, healthy_s = await self._run_once()
-            self._process = None
-            failures = 1 if healthy_s >= self._policy.proven_s else failures + 1
-            self._check_attempts(status, failures)
+            end, healthy_s = await self._run_once()
+            if end.status is None or healthy_s >= self._policy.proven_s:
+                failures = 1
+            else:
+                failures += 1
+            self._check_attempts(end, failures)
             delay = self._policy.delay_s(failures)
-            self._say(f"{describe_exit(status)}; starting it again in {delay:g} s")
+            self._say(f"{end}; starting it again in {delay:g} s")
             await asyncio.sleep(delay)
 
-    async def stop(self, grace_s: float) -> None:
-        if self._process is not None:
-            await self._process.stop(grace_s)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    async def _run_once(self) -> tuple[int, float]:
-        """Runs the worker until it ends. Returns its exit status and the seconds for which it was healthy."""
+    async def _run_once(self) -> tuple[End, float]:
+        """Runs the worker until it ends. Returns its end and the seconds for which it was healthy."""
         started = time.monotonic()
-        self._process = await Process.start(
-            self._command,
-            lambda line: self._output.worker(self._index, line),
-            self._config.child_environment(),
-        )
-        health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
-        ended = asyncio.create_task(self._process.wait())
-        try:
-            await asyncio.wait([health, ended], return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return ended.result(), 0.0
+        ready: float | None = None
+
+        def on_ready(where: str) -> None:
+            nonlocal ready
             ready = time.monotonic()
             self.ready.set()
-            self._say(f"ready after {ready - started:.1f} s, process {self._process.pid}")
-            return await ended, time.monotonic() - ready
-        finally:
-            health.cancel()
-            ended.cancel()
+            self._say(f"ready after {ready - started:.1f} s, {where}")
 
-    def _check_attempts(self, status: int, failures: int) -> None:
-        if self.ready.is_set():
+        end = await self.worker.run(on_ready)
+        return end, 0.0 if ready is None else time.monotonic() - ready
+
+    def _check_attempts(self, end: End, failures: int) -> None:
+        if self.ready.is_set() or end.status is None:
             return
-        reason = f"worker {self._index} {describe_exit(status)} before it was ready"
-        if status == USAGE_ERROR:
+        reason = f"worker {self._index} {end} before it was ready"
+        if end.status == USAGE_ERROR:
             raise GaveUpError(f"{reason}; see its log lines above")
         if failures >= self._policy.attempts:
             raise GaveUpError(f"{reason}, {failures} times; see its log lines above")

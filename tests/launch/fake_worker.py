@@ -4,7 +4,7 @@
 
 It ends with process PARENT. Files in FOLDER: `exit_code` makes it exit with this status before it listens. A streamed
 completion sends one chunk and waits for `finish`; with `silent` it waits before the first chunk. `deaf` makes it ignore
-SIGTERM. `starts` gets a line with the process id at each start.
+SIGTERM. `starts` gets a line with the process id at each start. Completions need the key of MLA_ROUTER_API_KEY.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CHUNKS = [
     b"data: [DONE]\n\n",
 ]
 BOOT_ID = uuid.uuid4().hex
+KEY = os.environ.get("MLA_ROUTER_API_KEY")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,6 +45,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if KEY and self.headers["Authorization"] != f"Bearer {KEY}":
+            self.send_error(401)
+            return
         if (self.folder / "silent").exists():
             (self.folder / "asked").touch()
             self._until_finish()

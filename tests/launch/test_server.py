@@ -97,6 +97,32 @@ def test_the_last_lines_name_the_running_processes(tmp_path: Path) -> None:
         assert text.count(f"curl -N {launcher.url}/v1/chat/completions") == 1
 
 
+def test_workers_have_the_key_that_the_router_sends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLA_ROUTER_API_KEY", "sesame")
+    monkeypatch.setenv("MLA_ROUTER_WORKER_API_KEY", "oats")
+    (tmp_path / "finish").touch()
+    with launched(tmp_path) as launcher:
+        worker = healthy_workers(launcher.url, key="sesame")[0]["url"]
+        asked = [
+            (launcher.url, "sesame"),
+            (launcher.url, "oats"),
+            (worker, "oats"),
+            (worker, "sesame"),
+        ]
+        assert [status(url, key) for url, key in asked] == [200, 401, 200, 401]
+
+
+def status(url: str, key: str) -> int:
+    """Returns the status of a streamed completion."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", '{"prompt": "p", "stream": true}', headers)
+        return connection.getresponse().status
+
+
 def test_ctrl_c_ends_workers_that_ignore_sigterm(tmp_path: Path) -> None:
     (tmp_path / "deaf").touch()
     with launched(tmp_path, ENDLESS_DRAIN) as launcher:

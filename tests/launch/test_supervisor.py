@@ -9,10 +9,12 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.output import Output
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker.config import WorkerConfig
@@ -35,12 +37,14 @@ class Supervised:
         self, check: Callable[[Supervisor], Awaitable[None]], policy: RestartPolicy = QUICK
     ) -> None:
         async def run() -> None:
-            supervisor = Supervisor(
-                [WorkerConfig(port=port) for port in self.ports],
-                self.command,
-                Output(self.log),
-                policy,
-            )
+            output = Output(self.log)
+            workers = [
+                LocalWorker(
+                    WorkerConfig(port=port), self.command(port), partial(output.worker, index)
+                )
+                for index, port in enumerate(self.ports)
+            ]
+            supervisor = Supervisor(workers, output, policy)
             supervisor.start()
             try:
                 await check(supervisor)
@@ -49,8 +53,8 @@ class Supervised:
 
         asyncio.run(run())
 
-    def command(self, config: WorkerConfig) -> list[str]:
-        arguments = [str(config.port), str(self.folder), str(os.getpid())]
+    def command(self, port: int) -> list[str]:
+        arguments = [str(port), str(self.folder), str(os.getpid())]
         return [sys.executable, "-u", str(FAKE_WORKER), *arguments]
 
     def starts(self) -> int:
@@ -157,7 +161,8 @@ def test_a_usage_error_is_not_tried_again(tmp_path: Path) -> None:
 def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     async def run() -> None:
         missing = str(tmp_path / "missing")
-        supervisor = Supervisor([WorkerConfig()], lambda _: [missing], Output(io.StringIO()), QUICK)
+        worker = LocalWorker(WorkerConfig(), [missing], print)
+        supervisor = Supervisor([worker], Output(io.StringIO()), QUICK)
         supervisor.start()
         with pytest.raises(FileNotFoundError, match=missing):
             await supervisor.lost()

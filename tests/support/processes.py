@@ -57,8 +57,10 @@ def wait_until(condition: Callable[[], T | None], what: str) -> T:
     return value
 
 
-def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=EVENT_TIMEOUT_S) as response:
+def get_json(url: str, key: str = "") -> Any:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=EVENT_TIMEOUT_S) as response:
         return json.load(response)
 
 
@@ -271,11 +273,11 @@ def together(
         yield list(pool.map(stack.enter_context, starts))
 
 
-def workers(url: str) -> list[dict[str, Any]]:
+def workers(url: str, key: str = "") -> list[dict[str, Any]]:
     """Returns the router's list of workers."""
-    answer: dict[str, list[dict[str, Any]]] = get_json(url + "/workers")
+    answer: dict[str, list[dict[str, Any]]] = get_json(url + "/workers", key)
     return answer["workers"]
 
 
-def healthy_workers(url: str) -> list[dict[str, Any]]:
-    return [entry for entry in workers(url) if entry["healthy"]]
+def healthy_workers(url: str, key: str = "") -> list[dict[str, Any]]:
+    return [entry for entry in workers(url, key) if entry["healthy"]]

@@ -1,0 +1,47 @@
+"""A worker as a child process of the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from mla_router.launch.health import until_healthy
+from mla_router.launch.process import Process
+from mla_router.launch.supervisor import End
+from mla_router.worker.config import WorkerConfig
+
+
+class LocalWorker:
+    """A `Worker` of this machine. Each line of its output goes to `show`."""
+
+    def __init__(
+        self, config: WorkerConfig, command: Sequence[str], show: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._show = show
+        self._process: Process | None = None
+
+    async def run(self, on_ready: Callable[[str], None]) -> End:
+        process = await Process.start(self._command, self._show, self._config.child_environment())
+        self._process = process
+        health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait([health, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                on_ready(f"process {process.pid}")
+            status = await ended
+        finally:
+            health.cancel()
+            ended.cancel()
+        self._process = None
+        return End(status)
+
+    async def stop(self, grace_s: float) -> None:
+        if self._process is not None:
+            await self._process.stop(grace_s)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
