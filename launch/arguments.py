@@ -48,6 +48,7 @@ class Options:
     router_flags: Mapping[str, FlagValue]  # by the router's names: {"policy": "round_robin"}
     every_worker: WorkerConfig  # the common settings of all workers
     without_effect: Sequence[str] = ()  # flags without effect, with the reasons
+    ray_address: str = ""  # of the Ray cluster for the workers; empty: they run on this machine
 
     def worker(self, index: int, port: int) -> WorkerConfig:
         """Returns the settings of one worker: its port, its devices, its share of the cores."""
@@ -61,6 +62,15 @@ class Options:
             cpu_threads=common.cpu_threads or max(1, cores // len(common.ranks_here)),
             tokenizer_worker_num=common.tokenizer_worker_num
             or default_server_processes(common.device, cores),
+        )
+
+    def ray_worker(self, index: int, device: str) -> WorkerConfig:
+        """Returns the settings of one worker on a Ray node: Ray chooses its GPUs, which are the only ones it sees."""
+        return dataclasses.replace(
+            self.every_worker,
+            worker_id=f"worker-{index}",
+            device=device,
+            cpu_threads=self.every_worker.cpu_threads or (1 if device == "cpu" else 0),
         )
 
     def router_argv(self, worker_urls: Sequence[str]) -> list[str]:
@@ -141,6 +151,10 @@ def parse(
             f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker; start launchers "
             f"with other ports for the others, and mla_router.launch_router in front of all"
         )
+    if namespace.use_ray:
+        _check_ray(parser, every_worker, namespace.ray_address)
+    elif namespace.ray_address:
+        parser.error(f"--ray-address {namespace.ray_address}: give --use-ray as well")
     if not every_worker.replay_key:
         every_worker = dataclasses.replace(every_worker, replay_key=secrets.token_hex(32))
     given = {
@@ -159,7 +173,21 @@ def parse(
         router_flags={name: value for name, value in given.items() if value not in (None, False)},
         every_worker=every_worker,
         without_effect=[*worker_flags.without_effect(namespace), *without_effect],
+        ray_address=(namespace.ray_address or "auto") if namespace.use_ray else "",
     )
+
+
+def _check_ray(parser: argparse.ArgumentParser, worker: WorkerConfig, address: str) -> None:
+    if "://" in address:
+        parser.error(
+            f"--ray-address {address}: give HOST:PORT of the head node; the launcher runs on a node of the cluster"
+        )
+    if worker.nnodes > 1 or worker.node_rank:
+        parser.error(
+            "--nnodes: with --use-ray each worker is on one node; leave --nnodes and --node-rank out"
+        )
+    if worker.base_gpu_id:
+        parser.error("--base-gpu-id: with --use-ray Ray chooses the GPUs; leave it out")
 
 
 def with_launcher_flags(message: str) -> str:
@@ -195,6 +223,18 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         default=31000,
         metavar="INT",
         help="port of the first worker; ports in use are skipped (default: %(default)s)",
+    )
+    group.add_argument(
+        "--use-ray",
+        action="store_true",
+        help="start the workers on the nodes of a Ray cluster, which reserves their GPUs (with --device cpu, "
+        "--cpu-threads cores each); this machine must be a node of it. Workers that have no room yet start when nodes join",
+    )
+    group.add_argument(
+        "--ray-address",
+        default="",
+        metavar="HOST:PORT",
+        help="the Ray cluster; auto: RAY_ADDRESS, or the one of this machine (default: auto)",
     )
 
 

@@ -29,21 +29,28 @@ def require_worker() -> None:
     """Exits if a package of a worker is missing. It imports none of them."""
     missing = [name for name in OF_A_WORKER if find_spec(name) is None]
     if missing:
-        raise SystemExit(f"error: a worker needs {', '.join(missing)}; run: {_command()}")
+        raise SystemExit(f"error: a worker needs {', '.join(missing)}; run: {_command('worker')}")
 
 
-def _command() -> str:
-    """Returns the command that installs the packages of the extra `worker`. It names them, because the extra's own name
-    needs an index that has this package."""
+def require_ray() -> None:
+    """Exits if Ray is missing."""
+    if find_spec("ray") is None:
+        raise SystemExit(f"error: --use-ray needs Ray; run: {_command('ray')}")
+
+
+def _command(extra: str) -> str:
+    """Returns the command that installs the packages of `extra`. It names them, because the extra's own name needs an
+    index that has this package."""
     try:
         required = metadata.requires("mla-router") or []
     except metadata.PackageNotFoundError:  # a source checkout on PYTHONPATH
         return "make venv"
-    wanted = [text for text in map(_of_worker, required) if text is not None]
-    return shlex.join(["pip", "install", *wanted])
+    pairs = [requirement.partition(";") for requirement in required]
+    wanted = [package.strip() for package, _, marker in pairs if _names(marker, extra)]
+    # A checkout that was installed before it had this extra names nothing.
+    return shlex.join(["pip", "install", *wanted]) if wanted else "make venv"
 
 
-def _of_worker(requirement: str) -> str | None:
-    """Returns `torch==2.11.0` of `torch==2.11.0 ; extra == 'worker'`; None for other extras."""
-    package, _, marker = requirement.partition(";")
-    return package.strip() if re.search(r"extra == ['\"]worker['\"]", marker) else None
+def _names(marker: str, extra: str) -> bool:
+    """Returns whether a marker such as `extra == 'worker'` names `extra`."""
+    return re.search(rf"extra == ['\"]{extra}['\"]", marker) is not None

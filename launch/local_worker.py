@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from mla_router.launch.health import until_healthy
 from mla_router.launch.process import Process
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig
+
+WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
+
+
+def worker_command(config: WorkerConfig) -> list[str]:
+    """Returns the command of a worker that ends with this process."""
+    # -u: unbuffered output.
+    command = [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
+    return [*command, f"--parent-pid={os.getpid()}"]
 
 
 class LocalWorker:

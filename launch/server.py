@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
-from mla_router.launch.installed import require_router, require_worker
-from mla_router.launch.local_worker import LocalWorker
+from mla_router.launch.installed import require_ray, require_router, require_worker
+from mla_router.launch.local_worker import LocalWorker, WorkerCommand, worker_command
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
+from mla_router.launch.router_config import BadRouterFlagError, router_config, with_router_keys
 from mla_router.launch.secrets import hide_keys
-from mla_router.launch.serving import serve
+from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.signals import KILLED_BY_CTRL_C
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker import preflight
@@ -33,25 +33,11 @@ if TYPE_CHECKING:
     from mla_router import Router
     from mla_router.launch.node import RankCommand
 
-WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
-
-ROTATION_POLL_S = 0.1
-
-
-class BadRouterFlagError(ValueError):
-    """The router's own command line refuses a value."""
-
 
 def main() -> int:
     hide_keys()
     require_worker()
     return run(sys.argv[1:])
-
-
-def worker_command(config: WorkerConfig) -> list[str]:
-    # -u: unbuffered output.
-    command = [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
-    return [*command, f"--parent-pid={os.getpid()}"]
 
 
 def run(
@@ -66,13 +52,19 @@ def run(
 
     options = parse(argv, router_flags(), ignored_router_flags())
     try:
-        options = dataclasses.replace(options, every_worker=locate(options.every_worker))
-        preflight.check(options.worker(options.dp_size - 1, 0))  # the worker with the last GPU
+        if not options.ray_address:  # else each node has its own models and GPUs
+            options = dataclasses.replace(options, every_worker=locate(options.every_worker))
+            preflight.check(options.worker(options.dp_size - 1, 0))  # the worker with the last GPU
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
     base, keep_off = options.worker_base_port, frozenset({options.port})
     try:
+        if options.ray_address:
+            require_ray()
+            from mla_router.launch.ray.server import serve_on_ray
+
+            return serve_on_ray(options, policy)
         if options.every_worker.node_rank:
             node = options.worker(0, 0)
             # It imports packages of a worker, which `main` checks first.
@@ -92,16 +84,13 @@ def run(
 async def _serve(
     options: Options, ports: Sequence[int], command: WorkerCommand, policy: RestartPolicy
 ) -> int:
-    from mla_router import Router, RouterConfig
+    from mla_router import Router
 
     output = Output(sys.stdout)
     if options.without_effect:
         output.launch("without effect here: " + ", ".join(options.without_effect))
     urls = [f"http://{WORKER_HOST}:{port}" for port in ports]
-    try:
-        config = RouterConfig.from_argv(options.router_argv(urls))
-    except ValueError as error:
-        raise BadRouterFlagError(with_launcher_flags(str(error))) from None
+    config = router_config(options, urls)
     settings = config.to_dict()
     workers = [
         with_router_keys(
@@ -131,16 +120,6 @@ async def _serve(
 
     drain_s = settings["shutdown_grace_period_secs"]
     return await serve(router, supervisor, drain_s, output, announce())
-
-
-def with_router_keys(worker: WorkerConfig, key: str | None, admin_key: str | None) -> WorkerConfig:
-    """Returns the settings with the keys that the router sends to its workers. Its environment may have keys that are not
-    those of clients."""
-    return dataclasses.replace(
-        worker,
-        api_key=key or worker.api_key,
-        admin_api_key=admin_key or worker.admin_api_key,
-    )
 
 
 def _report_moved_ports(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Ctrl-C ends everything within five seconds: the workers stop by themselves, then SIGKILL.
 WORKER_GRACE_S = 3.0
 ROUTER_GRACE_S = 1.0
+ROTATION_POLL_S = 0.1
 
 
 async def serve(

@@ -41,10 +41,10 @@ class End:
     """The end of a worker: its exit status, or the loss of its machine."""
 
     status: int | None  # None: the machine was lost
-    reason: str = ""  # of a loss
+    reason: str = ""  # empty: the status says all
 
     def __str__(self) -> str:
-        return self.reason if self.status is None else describe_exit(self.status)
+        return self.reason or describe_exit(self.status or 0)
 
 
 class Worker(Protocol):

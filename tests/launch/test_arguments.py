@@ -270,3 +270,30 @@ def test_workers_share_the_cores(model: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [options.worker(index, 31000).tokenizer_worker_num for index in range(3)] == [2, 2, 2]
     told = parsed(model, "--dp-size", "3", "--device", "cuda", "--tokenizer-worker-num", "7")
     assert told.worker(0, 31000).tokenizer_worker_num == 7
+
+
+def test_a_worker_on_a_ray_node_has_the_gpus_that_ray_gives_it(model: Path) -> None:
+    options = parsed(model, "--use-ray", "--dp-size", "2", "--tp-size", "4")
+    assert options.ray_address == "auto"
+    assert parsed(model, "--use-ray", "--ray-address", "head:6379").ray_address == "head:6379"
+    assert parsed(model).ray_address == ""
+    worker = options.ray_worker(1, "cuda")
+    assert (worker.worker_id, worker.base_gpu_id, worker.device) == ("worker-1", 0, "cuda")
+    assert options.ray_worker(0, "cpu").cpu_threads == 1, "one core of Ray for each rank"
+
+
+@pytest.mark.parametrize(
+    ("argv", "mention"),
+    [
+        (["--use-ray", *NODES, "--tp-size", "2"], "--nnodes"),
+        (["--use-ray", "--base-gpu-id", "1"], "--base-gpu-id"),
+        (["--ray-address", "auto"], "give --use-ray"),
+        (["--use-ray", "--ray-address", "ray://head:10001"], "HOST:PORT"),
+    ],
+)
+def test_what_ray_decides_is_not_a_flag(
+    model: Path, argv: list[str], mention: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(model, *argv)
+    assert mention in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_an_installation_prints_its_size_first() -> None:
         command = [ROOT / ".ci" / "announce-install", *argv]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    assert "4.9 GB" in said("")
+    assert "5.1 GB" in said("")
     assert "make serve TORCH=cpu" in said("")
     assert "PyTorch for CPUs" in said("cpu")
     makefile = (ROOT / "Makefile").read_text()
