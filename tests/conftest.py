@@ -2,7 +2,7 @@
 Ctrl-C works, and neither a busy machine nor random examples fail a test.
 
 Property tests have the same examples in every run; with `--hypothesis-profile=search` they draw more examples, anew in
-each run. `--run-slow` adds the tests marked `slow`. `-n auto` spreads the tests over processes, one for each core."""
+each run. `--run-slow` adds the tests marked `slow`. `-n auto` spreads the tests over processes."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class Interruption:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of processes of `-n auto`: one for each core; 0 (no further process) if tests share a GPU."""
-    return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    """Returns the number of processes of `-n auto`: one more than there are cores, since tests wait for a third of their
+    time; 0 (no further process) if tests share a GPU."""
+    return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
