@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import small_model
@@ -10,6 +12,8 @@ from network import Experts, Network, checkpoint
 from safetensors.torch import save_file
 from train import evaluate, initialize, losses, round_as_saved, runs
 from transformers import AutoModelForCausalLM
+
+from mla_router.worker.config import SMALL_MODEL
 
 
 def network() -> Network:
@@ -25,7 +29,7 @@ def network() -> Network:
 @torch.no_grad()
 def test_transformers_computes_the_same(tmp_path: Path) -> None:
     made = network()
-    small_model.write_files(tmp_path)
+    shutil.copy(SMALL_MODEL / "config.json", tmp_path)
     tensors = checkpoint(made, small_model.CONFIG)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert shapes == small_model.tensor_shapes(small_model.CONFIG)
@@ -71,11 +75,8 @@ def test_runs() -> None:
     assert runs([]) == []
 
 
-def test_an_untrained_network_is_mostly_wrong(tmp_path: Path) -> None:
+def test_an_untrained_network_is_mostly_wrong() -> None:
     """So the accuracies that training reports do not come from the questions alone."""
-    from argparse import Namespace
-
-    small_model.write_files(tmp_path)
-    args = Namespace(seed=1, eval_examples=1, out=tmp_path)
+    args = Namespace(seed=1, eval_examples=1, out=SMALL_MODEL)
     scores = evaluate(network(), args)
     assert all(right < 0.5 for right, _ in scores.values())
