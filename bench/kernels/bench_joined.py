@@ -32,7 +32,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_trito
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.norm_linear import norm_linear_triton
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -131,7 +131,7 @@ class Case:
             EPS,
             layer.router,
             out_dtype=torch.float32,
-            keep_normed=True,
+            keep=PLAIN_ROWS,
             constant=True,
             tiles=tiles,
         )

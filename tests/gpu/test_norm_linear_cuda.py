@@ -15,8 +15,9 @@ from mla_router.worker.kernels.norm_linear import (
     tiling,
 )
 from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight
 from support.cuda import captured, forbid_waiting
+from support.quantized import FORMS, assert_in_form
 
 pytestmark = pytest.mark.gpu
 
@@ -93,7 +94,7 @@ def test_routers(rows: int, outputs: int, width: int) -> None:
             EPS,
             Weight(weight, constant=True),
             out_dtype=torch.float32,
-            keep_normed=True,
+            keep=PLAIN_ROWS,
         )
     expected_normed, expected_total = add_rms_norm(x, residual, scale, EPS)
     assert normed is not None and torch.equal(total, expected_total)
@@ -131,3 +132,19 @@ def test_other_shapes_and_dtypes_have_no_kernel() -> None:
     assert not has_kernel(row.expand(2, -1), 3648) and not has_kernel(row.float(), 3648)
     assert not has_kernel(row, 102400) and not has_kernel(row.new_empty(1, 16384), 3648)
     assert not has_kernel(row.new_empty(1, 7168), 2112)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [2, 16, 64, 65, 128, 250])
+def test_rows_are_kept_in_the_form_of_other_products(rows: int, form: RowForm) -> None:
+    torch.manual_seed(rows)
+    x, residual = torch.randn(2, rows, 2048, device="cuda").bfloat16()
+    scale = torch.randn(2048, device="cuda").bfloat16()
+    router = Weight((torch.randn(64, 2048, device="cuda") / 45).bfloat16(), constant=True)
+    how = {"out_dtype": torch.float32}
+    plain = norm_linear(x, residual, scale, EPS, router, **how, keep=PLAIN_ROWS)  # type: ignore[arg-type]
+    with forbid_waiting():
+        got = norm_linear(x, residual, scale, EPS, router, **how, keep=form)  # type: ignore[arg-type]
+    assert isinstance(plain.normed, Tensor) and got.normed is not None
+    assert torch.equal(got.product, plain.product) and torch.equal(got.total, plain.total)
+    assert_in_form(got.normed, plain.normed, form)

@@ -10,11 +10,14 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.quantize import (
+    in_form,
     quantize_rows,
     quantize_rows_torch,
     quantize_rows_triton,
 )
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.quantized_linear import row_form
+from mla_router.worker.kernels.silu_and_mul import gated_rows, silu_and_mul
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight
 from support.cuda import captured, forbid_waiting
 from support.quantized import drawn_weight, numbers, relative_error
 
@@ -41,7 +44,7 @@ def test_quantizer_is_bit_equal_to_its_twin(tokens: int, columns: int, dtype: to
 
 def test_rows_for_the_library() -> None:
     x = torch.randn(301, 2816, device="cuda").bfloat16()
-    got, plain = quantize_rows_triton(x, FP8, multiple=4, by_column=True), quantize_rows(x, FP8)
+    got, plain = quantize_rows_triton(x, FP8, multiple=4), quantize_rows(x, FP8)
     assert got.values.shape == (304, 2816) and not got.values[301:].float().any()
     assert torch.equal(got.values[:301].view(torch.uint8), plain.values.view(torch.uint8))
     assert torch.equal(got.scales[:301], plain.scales)
@@ -69,6 +72,24 @@ def test_linear(
         got = linear(x, weight)
     error = relative_error(got, x.double() @ numbers(weight).T)
     assert got.dtype == x.dtype and error < (EXACT if tokens <= 8 else ROUNDED[dtype]), error
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 17, 40, 64, 65, 66, 128, 301])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "block"),
+    [(3648, 2048, (128, 128)), (7168, 16384, (128, 128)), (5632, 2048, (1, 2048))],
+)
+def test_product_of_rows_in_its_form(
+    outputs: int, inputs: int, block: tuple[int, int], tokens: int
+) -> None:
+    """The kernel before it has quantized them; the result is the same."""
+    weight = drawn_weight(outputs, inputs, block=block, device="cuda")
+    gate_up = torch.randn(tokens, 2 * inputs, device="cuda").bfloat16()
+    form = row_form(gate_up, weight)
+    assert form != PLAIN_ROWS or tokens <= 16 or tokens % 4
+    with forbid_waiting():
+        got = linear(gated_rows(gate_up, form), weight)
+    assert torch.equal(got, linear(silu_and_mul(gate_up), weight))
 
 
 def on_cpu(weight: Weight) -> Weight:
@@ -157,6 +178,17 @@ def test_experts_are_their_twins_on_a_cpu(
     expected = moe_experts(x.cpu(), on_cpu(gate_up), on_cpu(down), weights.cpu(), ids.cpu())
     # Sums in another order round a few results of gate and up to the neighbour
     assert relative_error(got.cpu(), expected.double()) < 2 * EXACT
+
+
+@pytest.mark.parametrize("tokens", [2, 17, 128, 301])
+def test_experts_take_quantized_rows(tokens: int) -> None:
+    gate_up, down = experts(FP8, (128, 128))
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+    rows = in_form(x, RowForm(plain=False, quantized=FP8))
+    got = moe_experts(rows, gate_up, down, weights, ids)
+    assert torch.equal(got, moe_experts(x, gate_up, down, weights, ids))
 
 
 def test_idle_rows_have_no_expert() -> None:

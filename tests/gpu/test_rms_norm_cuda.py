@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
+from mla_router.worker.kernels.rms_norm import add_rms_norm, norm_rows, rms_norm
+from mla_router.worker.kernels.weight import RowForm
 from support.cuda import captured, forbid_waiting
+from support.quantized import FORMS, assert_in_form
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +36,22 @@ def test_float64(rows: int, width: int) -> None:
         torch.testing.assert_close(
             result.double(), exact(source, weight, 1e-6), rtol=3 * 2**-8, atol=1e-30
         )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("width", [1536, 2048, 7168])
+@pytest.mark.parametrize("rows", [2, 33, 128])
+def test_rows_leave_in_the_form_of_their_products(rows: int, width: int, form: RowForm) -> None:
+    """Bit for bit as by a launch of the quantizer. A group of zeros, a large number, and a row of NaN."""
+    torch.manual_seed(width)
+    x, residual = torch.randn(2, rows, width, device="cuda").bfloat16()
+    weight = torch.randn(width, device="cuda").bfloat16()
+    weight[128:256], x[0, 7] = 0, 3e38
+    if form.quantized == torch.float8_e4m3fn:
+        x[-1, 5] = torch.nan
+    with forbid_waiting():
+        got, _ = norm_rows(x, residual, weight, 1e-6, form)
+    assert_in_form(got, add_rms_norm(x, residual, weight, 1e-6)[0], form)
 
 
 def test_in_a_cuda_graph() -> None:

@@ -18,7 +18,8 @@ from mla_router.worker.kernels.norm_linear import (
     tiling,
 )
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton, rms_norm_triton
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight
+from support.quantized import FORMS, assert_in_form
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -81,7 +82,7 @@ def test_formula(
         EPS,
         weight,
         out_dtype=torch.float32,
-        keep_normed=True,
+        keep=PLAIN_ROWS,
         constant=constant,
     )
     wide = x.double() + residual.double() if added else x.double()
@@ -96,11 +97,26 @@ def test_formula(
 def test_wider_products_are_not_rounded() -> None:
     x, residual, scale, weight = inputs(7, 64, torch.float16, rows=3)
     got, _, normed = norm_linear_triton(
-        x, residual, scale, EPS, weight, out_dtype=torch.float32, keep_normed=True
+        x, residual, scale, EPS, weight, out_dtype=torch.float32, keep=PLAIN_ROWS
     )
     assert normed is not None and normed.dtype == torch.float16 and got.dtype == torch.float32
     expected = normed.double() @ weight.double().T
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("width", [1000, 1280])
+def test_rows_are_kept_in_the_form_of_other_products(form: RowForm, rows: int, width: int) -> None:
+    """Bit for bit as by a launch of the quantizer; with whole rows in a program, and with blocks of rows."""
+    x, residual, scale, weight = inputs(19, width, torch.float16, rows)
+    scale[128:256] = 0
+    how = {"out_dtype": torch.float32}
+    plain = norm_linear_triton(x, residual, scale, EPS, weight, **how, keep=PLAIN_ROWS)
+    got = norm_linear_triton(x, residual, scale, EPS, weight, **how, keep=form)
+    assert isinstance(plain.normed, Tensor) and got.normed is not None
+    assert torch.equal(got.product, plain.product) and torch.equal(got.total, plain.total)
+    assert_in_form(got.normed, plain.normed, form)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -154,16 +170,17 @@ def launches() -> None:
     for most, outputs, width in ROUTERS:
         for rows in sorted({1, min(most, 64), most}):
             x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")
-            norm_linear_triton(
-                x,
-                x,
-                x[0],
-                EPS,
-                x.new_empty(outputs, width),
-                out_dtype=torch.float32,
-                keep_normed=True,
-                constant=True,
-            )
+            for form in (PLAIN_ROWS, *FORMS):
+                norm_linear_triton(
+                    x,
+                    x,
+                    x[0],
+                    EPS,
+                    x.new_empty(outputs, width),
+                    out_dtype=torch.float32,
+                    keep=form,
+                    constant=True,
+                )
 
 
 def test_compiled_for_sm_90() -> None:

@@ -59,10 +59,10 @@ def test_kernel(multiple: int) -> None:
     x = torch.randn(9, 328, generator=draw).to(DEVICE, torch.float16)[:, :300]
     x[2, :128] = 0
     expected = quantize_rows_torch(x, INT8)
-    got = quantize_rows_triton(x, INT8, multiple=multiple, by_column=multiple > 1)
+    got = quantize_rows_triton(x, INT8, multiple=multiple)
     rows = -(-9 // multiple) * multiple
     assert got.values.shape == (rows, 300) and got.scales.shape == (rows, 3)
-    assert got.scales.stride() == ((1, rows) if multiple > 1 else (3, 1))
+    assert got.scales.stride() == (1, rows)
     assert not got.values[9:].any()
     assert torch.equal(got.scales[:9], expected.scales)
     assert torch.equal(got.values[:9], expected.values)
@@ -73,7 +73,7 @@ def launches() -> None:
         x = torch.empty(1000, columns, dtype=torch.bfloat16, device="meta")
         for dtype in (FP8, INT8):
             quantize_rows_triton(x, dtype)
-            quantize_rows_triton(x, dtype, multiple=4, by_column=True)
+            quantize_rows_triton(x, dtype, multiple=4)
 
 
 def test_compiled_for_sm_90() -> None:

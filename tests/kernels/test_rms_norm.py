@@ -11,10 +11,14 @@ from mla_router.worker.kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_torch,
     add_rms_norm_triton,
+    norm_rows,
+    norm_rows_triton,
     rms_norm,
     rms_norm_torch,
     rms_norm_triton,
 )
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm
+from support.quantized import FORMS, assert_in_form
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -69,12 +73,38 @@ def test_the_kernel_is_the_function(dtype: torch.dtype, rows: int, width: int) -
     torch.testing.assert_close(normed, expected, **close)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("width", [300, 1536])
+def test_rows_leave_in_the_form_of_their_products(form: RowForm, added: bool, width: int) -> None:
+    """Bit for bit as by a launch of the quantizer. A group of zeros, a large number, and a row of NaN."""
+    draw = torch.Generator().manual_seed(width)
+    x, residual = torch.randn(2, 5, width, generator=draw).to(DEVICE, torch.float16)
+    weight = torch.randn(width, generator=draw).to(DEVICE, torch.float16)
+    weight[128:256] = 0
+    x[1, 7], x[2, 3] = 6e4, torch.nan if form.quantized == torch.float8_e4m3fn else 0
+    other = residual if added else None
+    plain, total = norm_rows_triton(x, other, weight, 1e-6, PLAIN_ROWS)
+    assert isinstance(plain, torch.Tensor)
+    got, got_total = norm_rows_triton(x, other, weight, 1e-6, form)
+    assert torch.equal(got_total.view(torch.int16), total.view(torch.int16))
+    assert_in_form(got, plain, form)
+
+
+def test_definition_of_rows_in_a_form() -> None:
+    x = torch.randn(3, 256).half()
+    got, _ = norm_rows(x, None, torch.ones(256).half(), 1e-6, RowForm(True, torch.int8))
+    assert_in_form(got, rms_norm(x, torch.ones(256).half(), 1e-6), RowForm(True, torch.int8))
+
+
 def launches() -> None:
     """Launches the sizes of V2-Lite and V3: hidden size, latents of queries, latents of keys and values."""
     for width in (2048, 512, 7168, 1536):
         x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
         rms_norm_triton(x, x[0], 1e-6)
         add_rms_norm_triton(x, x, x[0], 1e-6)
+        for form in FORMS:
+            norm_rows_triton(x, x, x[0], 1e-6, form)
 
 
 def test_compiled_for_sm_90() -> None:

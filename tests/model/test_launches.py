@@ -1,5 +1,5 @@
-"""The launches of a layer of V2-Lite's shape on an H200: our kernels, and products of the library. The file is also a
-script, since Triton interprets in the tests' process.
+"""The launches of a layer of V2-Lite's shape on an H200: our kernels, and products of the library; and launches of the
+quantizer in whole decode steps with FP8 weights. The file is also a script, since Triton interprets in the tests' process.
 
 A change of `worker/model` that is not about speed must not change these lists.
 """
@@ -86,6 +86,11 @@ EXPECTED = {
 }
 
 
+FP8_SHAPES = ("deepseek-v2-lite-fp8", "deepseek-v3-4-layers-fp8")
+LAYERS = 4
+FP8_ROWS = (2, 8, 12, 32, 64, 128)
+
+
 @pytest.fixture(scope="module")
 def launched() -> dict[str, list[str]]:
     done = subprocess.run(
@@ -104,8 +109,21 @@ def test_a_layer_launches(case: str, launched: dict[str, list[str]]) -> None:
     assert launched[case] == EXPECTED[case]
 
 
+@pytest.mark.parametrize("shape", FP8_SHAPES)
+@pytest.mark.parametrize("rows", FP8_ROWS)
+def test_only_results_of_attention_have_a_launch_to_quantize_them(
+    shape: str, rows: int, launched: dict[str, list[str]]
+) -> None:
+    """Other rows leave the kernels that compute them in the form of the products that take them."""
+    names = launched[f"{shape} {rows}"]
+    assert names.count("_quantize_kernel") in (0, LAYERS)
+    quantized = {"_quantized_linear_kernel", "_gate_up"}  # products of quantized rows
+    assert quantized & set(names)
+
+
 def record() -> dict[str, list[str]]:
-    """Returns the launches of the second of four layers, a mixture of experts, in each case."""
+    """Returns the launches of the second of four layers, a mixture of experts, in each case, and those of whole steps with
+    FP8 weights."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime.jit import JITFunction
@@ -115,7 +133,14 @@ def record() -> dict[str, list[str]]:
 
     names: list[str] = []
     launch = JITFunction.run
-    products = ("aten::mm", "aten::linear", "aten::addmm", "aten::bmm", "aten::_grouped_mm")
+    products = (
+        "aten::mm",
+        "aten::linear",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::_grouped_mm",
+        "aten::_scaled_mm_v2",
+    )
 
     def noted(self, *args, grid, warmup, **kwargs):  # type: ignore[no-untyped-def]
         names.append(self.fn.__name__)
@@ -130,7 +155,7 @@ def record() -> dict[str, list[str]]:
     pretend()
     JITFunction.run = noted
     capacity = Capacity(1024, 16, 128, 32768)
-    engine = next(meta_engines(ROOT / "bench" / "shapes" / "deepseek-v2-lite", 4, capacity))
+    engine = next(meta_engines(ROOT / "bench" / "shapes" / "deepseek-v2-lite", LAYERS, capacity))
     layers = engine.model.model.layers
     begin, found = list[int](), dict[str, list[str]]()
     for layer in (layers[1], layers[2]):
@@ -145,6 +170,12 @@ def record() -> dict[str, list[str]]:
         admitted = (Admitted(0, SamplingParams(2), (0,)),)
         engine.sample(engine.forward(StepPlan((), (), (chunk,), ((0, 0, 1),), admitted)))
         found["prompt 1024"] = names[begin[0] : begin[1]]
+        for shape in FP8_SHAPES:
+            engine = next(meta_engines(ROOT / "bench" / "shapes" / shape, LAYERS, capacity))
+            for rows in FP8_ROWS:
+                names.clear()
+                engine.forward_pass.decode(engine.slots.idle_rows(rows))
+                found[f"{shape} {rows}"] = [*names]
     return found
 
 

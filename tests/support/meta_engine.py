@@ -20,7 +20,8 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.kernels import beside, device, quantized_linear
 from mla_router.worker.kernels.moe import experts, quantized_experts
 from mla_router.worker.model.config.read import read_config
-from mla_router.worker.model.loader import allocate, default_dtype
+from mla_router.worker.model.loader import after_load, allocate, default_dtype
+from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model
 from support.attention import triton_attention
 from support.sm90 import NoDevice
@@ -61,7 +62,10 @@ def meta_engines(
     config = replace(read_config(folder), num_layers=layers)
     with META, default_dtype(torch.bfloat16):
         model = build_model(config)
+        if config.quantization is not None:
+            quantize(model, config.quantization)
         allocate(model)
+    after_load(model, torch.bfloat16)
     model.eval()
     while True:
         yield Engine(

@@ -7,14 +7,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.quantize import quantize_rows_torch
+from mla_router.worker.kernels.quantize import quantize_rows_torch, quantize_rows_triton
 from mla_router.worker.kernels.quantized_linear import for_library
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import Activations, Quantized, RowForm, Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.quantization.block_scaled import BlockScaled
 
 LARGEST = {torch.float8_e4m3fn: 448, torch.int8: 127}
+# Quantized alone, and beside the plain rows
+FORMS = [
+    RowForm(False, torch.float8_e4m3fn),
+    RowForm(True, torch.float8_e4m3fn),
+    RowForm(False, torch.int8),
+]
 
 
 def drawn_weight(
@@ -64,3 +70,16 @@ def weight_only(model: CausalLM) -> CausalLM:
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
+
+
+def assert_in_form(got: Activations, plain: Tensor, form: RowForm) -> None:
+    """Raises AssertionError unless `got` is `plain` in `form`, bit for bit as from the quantizer's own launch."""
+    assert isinstance(got, Quantized) and form.quantized is not None
+    expected = quantize_rows_triton(plain, form.quantized)
+    assert (got.group, got.dtype) == (expected.group, expected.dtype)
+    assert (got.plain is not None) == form.plain
+    if got.plain is not None:
+        assert torch.equal(got.plain.view(torch.int16), plain.view(torch.int16))
+    assert got.values.dtype == form.quantized
+    assert torch.equal(got.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(got.scales.view(torch.int32), expected.scales.view(torch.int32))

@@ -8,11 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.weight import Activations
+
 # More rows fill the GPU by themselves.
 MAX_ROWS = 256
 
 
-def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+def beside(x: Activations, work: Callable[[Activations], Tensor]) -> Callable[[], Tensor]:
     """Starts work(x), for x [T, ...], and returns a function that waits for it on the device and returns its result.
     The function must be called.
 
@@ -27,7 +29,7 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
     with torch.cuda.stream(stream):
         result = work(x)
 
-    def joined(_read: Tensor = x) -> Tensor:
+    def joined(_read: Activations = x) -> Tensor:
         """Keeps a reference to `x`: its memory must not be reused while the second stream reads it."""
         torch.cuda.current_stream().wait_stream(stream)
         return result

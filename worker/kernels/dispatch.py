@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.weight import Activations
 
 
-def on_gpu(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+def on_gpu(x: Activations, dtype: torch.dtype | None = None) -> bool:
     """Whether an op on `x` launches its kernel: for arithmetic with 16-bit numbers on a GPU. Other tensors take plain
     torch operations, which are the definition of the op. So do ops inside torch.compile. `dtype`: of the
     arithmetic, by default that of `x`."""

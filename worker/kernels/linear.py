@@ -17,14 +17,14 @@ from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
-from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
+from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
 MAX_OUTPUTS, FEW_INPUTS = 32768, 2048
 
 
 def linear(
-    x: Tensor | Quantized,
+    x: Activations,
     weight: Weight,
     bias: Tensor | None = None,
     *,
@@ -35,11 +35,11 @@ def linear(
     Products are summed in float32 and rounded once, to `out_dtype` (by default the dtype of x). A float32 result is
     not rounded at all: scores that are compared stay apart where 16 bits would make ties of them.
     """
-    x = dense_rows(x)
     out_dtype = out_dtype or x.dtype
     if takes(x, weight):
         product = quantized_linear(x, weight, out_dtype=out_dtype)
         return product if bias is None else product.add_(bias)
+    x = dense_rows(x)
     weight = weight.dense(x.dtype)
     matrix, constant = weight.values, weight.constant
     if not on_gpu(x):

@@ -20,11 +20,13 @@ from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.quantize import empty_rows, store_quantized
 from mla_router.worker.kernels.quantize import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.quantized_gemv import MAX_NORM_INPUTS, norm_gemv_triton
-from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
+from mla_router.worker.kernels.quantized_linear import row_form
+from mla_router.worker.kernels.rms_norm import norm_rows, normalized
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import Activations, RowForm, Weight
 
 MAX_INPUTS = 8192
 FEW_OUTPUTS = 256
@@ -41,7 +43,7 @@ BLOCKS_FROM = 65
 class NormLinear(NamedTuple):
     product: Tensor  # [T, N]
     total: Tensor  # [T, K], x + residual; x itself without a residual
-    normed: Tensor | None  # [T, K], with `keep_normed`
+    normed: Activations | None  # [T, K], in the form `keep`
 
 
 def norm_linear(
@@ -52,9 +54,9 @@ def norm_linear(
     weight: Weight,
     *,
     out_dtype: torch.dtype | None = None,
-    keep_normed: bool = False,
+    keep: RowForm | None = None,
 ) -> NormLinear:
-    """Returns rms_norm(x + residual) @ weight.T, the sum, and with `keep_normed` the normalized rows.
+    """Returns rms_norm(x + residual) @ weight.T, the sum, and the normalized rows in the form `keep`, for other products.
 
     x and residual [T, K], norm_weight [K] and weight [N, K], the plain ones of one dtype, to which sum and normalized
     row are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same. If the weight is
@@ -71,20 +73,18 @@ def norm_linear(
             eps,
             weight.values,
             out_dtype=out_dtype,
-            keep_normed=keep_normed,
+            keep=keep,
             constant=weight.constant,
         )
-    if len(x) == 1 and not keep_normed and joins_quantized(x, weight):
+    if len(x) == 1 and keep is None and joins_quantized(x, weight):
         product, total = norm_gemv_triton(
             x, residual, norm_weight, eps, weight, out_dtype=out_dtype
         )
         return NormLinear(product, total, None)
-    if residual is None:
-        normed, total = rms_norm(x, norm_weight, eps), x
-    else:
-        normed, total = add_rms_norm(x, residual, norm_weight, eps)
+    form = row_form(x, weight)
+    normed, total = norm_rows(x, residual, norm_weight, eps, form | keep if keep else form)
     product = linear(normed, weight, out_dtype=out_dtype)
-    return NormLinear(product, total, normed if keep_normed else None)
+    return NormLinear(product, total, normed if keep else None)
 
 
 def joins_quantized(x: Tensor, weight: Weight) -> bool:
@@ -122,7 +122,7 @@ def norm_linear_triton(
     weight: Tensor,
     *,
     out_dtype: torch.dtype,
-    keep_normed: bool = False,
+    keep: RowForm | None = None,
     constant: bool = False,
     tiles: tuple[int, int] | None = None,
 ) -> NormLinear:
@@ -147,13 +147,23 @@ def norm_linear_triton(
     )
     product = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
     total = x if residual is None else x.new_empty(rows, inputs)
-    normed = x.new_empty(rows, inputs) if keep_normed else None
+    normed, quantized = empty_rows(x, inputs, keep) if keep else (None, None)
+    kept = normed if quantized is None else quantized
     if rows >= BLOCKS_FROM and tiles is None:
         assert inputs <= SHORT_INPUTS, f"{rows} rows of {inputs}: programs have whole rows"
         norm_linear_blocks.launch(
-            x, residual, norm_weight, eps, weight, product, total, normed, constant=constant
+            x,
+            residual,
+            norm_weight,
+            eps,
+            weight,
+            product,
+            total,
+            normed,
+            quantized,
+            constant=constant,
         )
-        return NormLinear(product, total, normed)
+        return NormLinear(product, total, kept)
     block_outputs, num_warps = tiles or tiling(rows, inputs, outputs)
     _norm_linear_kernel[(triton.cdiv(outputs, block_outputs), rows)](
         x,
@@ -163,8 +173,11 @@ def norm_linear_triton(
         product,
         total,
         normed,
+        quantized and quantized.values,
+        quantized and quantized.scales,
         x.stride(0),
         other.stride(0),
+        quantized.scales.stride(1) if quantized else 0,
         eps,
         OUTPUTS=outputs,
         INPUTS=inputs,
@@ -175,11 +188,11 @@ def norm_linear_triton(
         num_warps=num_warps,
         **launch_options(),
     )
-    return NormLinear(product, total, normed)
+    return NormLinear(product, total, kept)
 
 
 @reads_early({"AHEAD": ("weight", "norm_weight")})
-@triton.jit
+@triton.jit(do_not_specialize=["group_stride"])
 def _norm_linear_kernel(
     x,
     residual,
@@ -188,8 +201,11 @@ def _norm_linear_kernel(
     product,
     total,
     normed,
+    quantized,
+    scales,
     x_stride,
     residual_stride,
+    group_stride,
     eps,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -220,6 +236,8 @@ def _norm_linear_kernel(
     a = normalized(values, scale, eps, INPUTS)
     if normed is not None:
         tl.store(normed + row * INPUTS + column, a, once)
+    if quantized is not None:
+        store_quantized(a, 0, quantized, scales, row, group_stride, block == 0, INPUTS)
     result = tl.sum(w.to(tl.float32) * a.to(tl.float32)[None, :], 1)
     tl.store(
         product + row * OUTPUTS + output, result.to(product.dtype.element_ty), output < OUTPUTS

@@ -4,7 +4,8 @@ Each group of neighbouring columns of a row has its own scale, the group's large
 value of the type: the scheme of DeepSeek-V3 (arXiv:2412.19437, section 3.3.2). Checkpoints whose activations have one
 scale a row or a tensor are computed with groups as well: smaller groups have no larger error.
 
-`quantize_rows` is a kernel of its own. A kernel whose result is needed quantized calls `quantized` at its end.
+`quantize_rows` is a kernel of its own. A kernel whose result is needed quantized calls `quantized` at its end: norms, the
+gated activation and the value up-projection, which return rows `in_form`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn import functional
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.weight import Quantized, Weight
+from mla_router.worker.kernels.weight import Activations, Quantized, RowForm, Weight, dense_rows
 from mla_router.worker.kernels.widen import to_float32
 
 GROUP = 128
@@ -34,7 +35,7 @@ _ROWS = 8  # of a program
 _ROUNDER = tl.constexpr(12582912.0)
 
 
-def has_kernel(x: Tensor, weight: Weight) -> bool:
+def has_kernel(x: Activations, weight: Weight) -> bool:
     """Whether the product of x with a quantized weight, or with each of a stack, has a kernel: for 16-bit numbers, on a GPU
     with the conversions and the shared memory, and with whole groups of columns to a scale of the weight. Without a
     kernel the weight is dequantized first."""
@@ -62,6 +63,38 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantize
     return (
         quantize_rows_triton(x, dtype, group) if on_gpu(x) else quantize_rows_torch(x, dtype, group)
     )
+
+
+def as_quantized(x: Activations, dtype: torch.dtype) -> Quantized:
+    """Returns x quantized to `dtype` in groups of GROUP columns: itself if it is."""
+    if isinstance(x, Quantized) and (x.values.dtype, x.group) == (dtype, GROUP):
+        return x
+    return quantize_rows(dense_rows(x), dtype)
+
+
+def in_form(x: Tensor, form: RowForm) -> Activations:
+    """Returns x in the form of the products that take it, by a launch of its own: the definition of the ops that return rows
+    in a form."""
+    if form.quantized is None:
+        return x
+    return quantize_rows(x, form.quantized)._replace(plain=x if form.plain else None)
+
+
+def empty_rows(x: Tensor, columns: int, form: RowForm) -> tuple[Tensor | None, Quantized | None]:
+    """Returns memory for the plain and the quantized rows [T, columns] of `form`, for as many rows and of the dtype of x
+    [T, ...]."""
+    rows = x.shape[0]
+    plain = x.new_empty(rows, columns) if form.plain else None
+    if form.quantized is None:
+        return plain, None
+    values = torch.empty(rows, columns, dtype=form.quantized, device=x.device)
+    return plain, Quantized(values, _empty_scales(values, rows), GROUP, x.dtype, plain)
+
+
+def _empty_scales(values: Tensor, rows: int, group: int = GROUP) -> Tensor:
+    """The scales of a group of columns are next to each other, as cuBLAS reads them."""
+    groups = triton.cdiv(values.shape[1], group)
+    return torch.empty(groups, rows, dtype=torch.float32, device=values.device).t()
 
 
 def quantize_rows_torch(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
@@ -92,17 +125,14 @@ def round_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Tensor:
 
 
 def quantize_rows_triton(
-    x: Tensor, dtype: torch.dtype, group: int = GROUP, *, multiple: int = 1, by_column: bool = False
+    x: Tensor, dtype: torch.dtype, group: int = GROUP, *, multiple: int = 1
 ) -> Quantized:
-    """For a library: the number of rows is a multiple of `multiple`, where rows of zeros follow, and with `by_column` the
-    scales of one column are next to each other."""
+    """For a library: the number of rows is a multiple of `multiple`, where rows of zeros follow."""
     rows, columns = x.shape
     assert x.stride(1) == 1, f"x {tuple(x.shape)} {x.stride()}"
     groups, padded = triton.cdiv(columns, group), triton.cdiv(rows, multiple) * multiple
     values = torch.empty(padded, columns, dtype=dtype, device=x.device)
-    shape = (groups, padded) if by_column else (padded, groups)
-    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
-    scales = scales.t() if by_column else scales
+    scales = _empty_scales(values, padded, group)
     _quantize_kernel[(triton.cdiv(padded, _ROWS), groups)](
         x,
         values,
@@ -110,7 +140,7 @@ def quantize_rows_triton(
         rows,
         padded,
         x.stride(0),
-        *scales.stride(),
+        scales.stride(1),
         COLUMNS=columns,
         GROUP=group,
         BLOCK=triton.next_power_of_2(group),
@@ -121,7 +151,7 @@ def quantize_rows_triton(
     return Quantized(values, scales, group, x.dtype)
 
 
-@triton.jit(do_not_specialize=["rows", "padded"])
+@triton.jit(do_not_specialize=["rows", "padded", "group_stride"])
 def _quantize_kernel(
     x,
     values,
@@ -129,7 +159,6 @@ def _quantize_kernel(
     rows,
     padded,
     x_stride,
-    scales_stride,
     group_stride,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -145,8 +174,7 @@ def _quantize_kernel(
     block = tl.load(x + row[:, None] * x_stride + column[None, :], mask, other=0.0)
     rounded, scale = quantized(block.to(tl.float32), values.dtype.element_ty)
     tl.store(values + row[:, None] * COLUMNS + column[None, :], rounded, exists)
-    at = scales + row * scales_stride + tl.program_id(1) * group_stride
-    tl.store(at, scale, row < padded)
+    tl.store(scales + row + tl.program_id(1) * group_stride, scale, row < padded)
 
 
 @triton.jit
@@ -162,3 +190,27 @@ def quantized(block, DTYPE: tl.constexpr):
         return ((scaled + _ROUNDER) - _ROUNDER).to(tl.int8), scale
     # The conversion saturates
     return scaled.to(DTYPE), scale
+
+
+@triton.jit
+def store_quantized(
+    part,
+    first,
+    values,
+    scales,
+    row,
+    group_stride,
+    exists,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr = 128,
+):
+    """Quantizes a part [BLOCK] of row `row` from column `first` on, in whole groups, and stores it if it `exists`."""
+    if exists:
+        BLOCK: tl.constexpr = part.shape[0]
+        column = first + tl.arange(0, BLOCK)
+        wide = tl.where(column < COLUMNS, part.to(tl.float32), 0.0)
+        groups = tl.reshape(wide, (BLOCK // GROUP, GROUP))
+        rounded, scale = quantized(groups, values.dtype.element_ty)
+        tl.store(values + row * COLUMNS + column, tl.reshape(rounded, (BLOCK,)), column < COLUMNS)
+        start = first + tl.arange(0, BLOCK // GROUP) * GROUP
+        tl.store(scales + start // GROUP * group_stride + row, scale, start < COLUMNS)

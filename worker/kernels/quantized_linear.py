@@ -2,7 +2,7 @@
 
 The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
 `quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below, for the one of Hopper with a
-ring of tiles (`quantized_linear_hopper.py`), or for torch's library.
+ring of tiles (`quantized_linear_hopper.py`), or for torch's library. `row_form` tells it to the op that computes the rows.
 `quantized_linear_torch` multiplies the same numbers on a CPU.
 
 A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
@@ -26,9 +26,10 @@ from mla_router.worker.kernels.dispatch import is_hopper, on_gpu
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.quantize import (
+    GROUP,
+    as_quantized,
     has_kernel,
     has_whole_groups,
-    quantize_rows,
     quantize_rows_triton,
     round_rows,
 )
@@ -38,7 +39,14 @@ from mla_router.worker.kernels.quantized_linear_hopper import (
     suits_hopper,
 )
 from mla_router.worker.kernels.tuned import dense_tile
-from mla_router.worker.kernels.weight import Quantized, Weight
+from mla_router.worker.kernels.weight import (
+    PLAIN_ROWS,
+    Activations,
+    Quantized,
+    RowForm,
+    Weight,
+    dense_rows,
+)
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
 # From so many rows on torch's library is faster than the kernel on an H200, for the largest weights from fewer on
@@ -46,6 +54,7 @@ from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 LIBRARY_ROWS, LIBRARY_ROWS_OF_LARGE = 192, 17
 LARGE = 1 << 26  # weights
 BLOCK = (128, 128)  # of weights that the library takes
+LIBRARY_MULTIPLE = 4  # of rows
 
 
 class Tiles(NamedTuple):
@@ -57,34 +66,51 @@ class Tiles(NamedTuple):
     group_m: int = 8  # blocks of rows that share weights in L2
 
 
-def takes(x: Tensor, weight: Weight) -> bool:
+def takes(x: Activations, weight: Weight) -> bool:
     """Whether `quantized_linear` serves the product. For other quantized weights a GPU has no kernel."""
     if weight.is_plain or not on_gpu(x):
         return not weight.is_plain
     return has_kernel(x, weight) and (not weight.weight_only or few_rows.is_few(*x.shape))
 
 
-def quantized_linear(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
+def row_form(x: Tensor, weight: Weight) -> RowForm:
+    """Returns the form in which `linear` takes as many rows as x [T, ...] has, of its dtype."""
+    rows, inputs = len(x), weight.values.shape[1]
+    if weight.is_plain or weight.weight_only or not on_gpu(x) or not has_kernel(x, weight):
+        return PLAIN_ROWS
+    if few_rows.is_few(rows, inputs) or inputs < GROUP:
+        return PLAIN_ROWS
+    suits = suits_hopper(weight, rows)
+    if not suits and rows % LIBRARY_MULTIPLE and _suits_library(x, weight, x.dtype):
+        return PLAIN_ROWS
+    return RowForm(plain=False, quantized=weight.values.dtype)
+
+
+def quantized_linear(x: Activations, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
     """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] and a weight that it `takes`."""
     if not on_gpu(x):
-        return quantized_linear_torch(x, weight, out_dtype=out_dtype)
-    rows, outputs = len(x), len(weight.values)
+        return quantized_linear_torch(dense_rows(x), weight, out_dtype=out_dtype)
+    rows, outputs = x.shape[0], len(weight.values)
     if rows == 0:
-        return x.new_empty(0, outputs, dtype=out_dtype)
+        return torch.empty(0, outputs, dtype=out_dtype, device=x.device)
     if rows == 1:
-        return quantized_gemv_triton(x, weight, out_dtype=out_dtype)
+        return quantized_gemv_triton(dense_rows(x), weight, out_dtype=out_dtype)
     if few_rows.is_few(*x.shape):
-        return few_rows.few_rows_quantized(x, weight, out_dtype=out_dtype)
+        return few_rows.few_rows_quantized(dense_rows(x), weight, out_dtype=out_dtype)
     if suits_hopper(weight, rows):
-        values = quantize_rows(x, weight.values.dtype)
+        values = as_quantized(x, weight.values.dtype)
         return quantized_linear_hopper(values, weight, out_dtype=out_dtype)
-    fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
-    has_library = weight.library_scales is not None and is_hopper(x.device)
-    if rows >= fewest and out_dtype == torch.bfloat16 and has_library:
+    if _suits_library(x, weight, out_dtype):
         return _library(x, weight)
-    values = quantize_rows(x, weight.values.dtype)
+    values = as_quantized(x, weight.values.dtype)
     tiles = tuned_tiles(rows, weight) or tiling(rows, outputs)
     return quantized_linear_triton(values, weight, out_dtype=out_dtype, tiles=tiles)
+
+
+def _suits_library(x: Activations, weight: Weight, out_dtype: torch.dtype) -> bool:
+    fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
+    has_library = weight.library_scales is not None and is_hopper(x.device)
+    return x.shape[0] >= fewest and out_dtype == torch.bfloat16 and has_library
 
 
 def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
@@ -134,10 +160,14 @@ def for_library(weight: Weight) -> Weight:
     return weight._replace(library_scales=scales)
 
 
-def _library(x: Tensor, weight: Weight) -> Tensor:
+def _library(x: Activations, weight: Weight) -> Tensor:
     """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, and reads their scales column by column."""
     assert weight.library_scales is not None
-    rows = quantize_rows_triton(x, weight.values.dtype, multiple=4, by_column=True)
+    dtype = weight.values.dtype
+    if x.shape[0] % LIBRARY_MULTIPLE:
+        rows = quantize_rows_triton(dense_rows(x), dtype, multiple=LIBRARY_MULTIPLE)
+    else:
+        rows = as_quantized(x, dtype)
     product = functional.scaled_mm(
         rows.values,
         weight.values.t(),
@@ -147,7 +177,7 @@ def _library(x: Tensor, weight: Weight) -> Tensor:
         functional.ScalingType.BlockWise128x128,
         output_dtype=x.dtype,
     )
-    return product[: len(x)]
+    return product[: x.shape[0]]
 
 
 def quantized_linear_triton(
@@ -172,6 +202,7 @@ def quantized_linear_triton(
         out,
         rows,
         values.stride(0),
+        *x.scales.stride(),
         tiles.group_m,
         OUTPUTS=outputs,
         INPUTS=inputs,
@@ -188,7 +219,7 @@ def quantized_linear_triton(
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "group_m"])
+@triton.jit(do_not_specialize=["rows", "group_stride", "group_m"])
 def _quantized_linear_kernel(
     x,
     x_scales,
@@ -197,6 +228,8 @@ def _quantized_linear_kernel(
     out,
     rows,
     x_stride,
+    row_stride,
+    group_stride,
     group_m,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -209,7 +242,6 @@ def _quantized_linear_kernel(
 ):
     wait_for_previous()
     COLUMNS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
-    X_SCALES: tl.constexpr = (INPUTS + X_GROUP - 1) // X_GROUP
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     blocks = tl.cdiv(rows, BLOCK_ROWS)
     block, column = block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
@@ -227,7 +259,8 @@ def _quantized_linear_kernel(
             inside &= (start + k < INPUTS)[None, :]
         a = tl.load(x_at + start, inside, other=0.0)
         w = weight.load([first, start])
-        a_scale = tl.load(x_scales + row * X_SCALES + start // X_GROUP, real, other=0.0)
+        a_scale_at = x_scales + row * row_stride + start // X_GROUP * group_stride
+        a_scale = tl.load(a_scale_at, real, other=0.0)
         part = tl.dot(a, w.T)
         if SCALE_COLUMNS < INPUTS:
             sums += scaled(

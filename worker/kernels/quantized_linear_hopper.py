@@ -87,7 +87,7 @@ def _layout(rows: int) -> gl.NVMMASharedLayout:
 
 
 @reads_early({"AHEAD": ("weight", "weight_scales")})
-@gluon.jit(do_not_specialize=["rows"])
+@gluon.jit(do_not_specialize=["rows", "group_stride"])
 def _linear_kernel(
     x,
     x_scales,

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.quantize import GROUP, empty_rows, in_form, store_quantized
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, Quantized, RowForm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,6 +28,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     before the norm."""
     add = add_rms_norm_triton if on_gpu(x) else add_rms_norm_torch
     return add(x, residual, weight, eps)
+
+
+def norm_rows(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: RowForm
+) -> tuple[Activations, Tensor]:
+    """Returns rms_norm(x + residual) in `form`, and the sum, x itself without a residual, for x and residual [T, N]."""
+    if on_gpu(x):
+        return norm_rows_triton(x, residual, weight, eps, form)
+    if residual is None:
+        return in_form(rms_norm_torch(x, weight, eps), form), x
+    normed, total = add_rms_norm_torch(x, residual, weight, eps)
+    return in_form(normed, form), total
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -46,14 +60,28 @@ def rms_norm_triton(
     x: Tensor, weight: Tensor, eps: float, *, num_warps: int | None = None
 ) -> Tensor:
     """Launches a program for each row. `num_warps` replaces `tiling`, for benchmarks."""
-    return _launch(x, None, weight, eps, num_warps)[0]
+    out, _, _ = _launch(x, None, weight, eps, PLAIN_ROWS, num_warps)
+    assert out is not None
+    return out
 
 
 def add_rms_norm_triton(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, num_warps: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Launches a program for each row, which keeps the sum in registers for both results."""
-    return _launch(x, residual, weight, eps, num_warps)
+    out, _, total = _launch(x, residual, weight, eps, PLAIN_ROWS, num_warps)
+    assert out is not None
+    return out, total
+
+
+def norm_rows_triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: RowForm
+) -> tuple[Activations, Tensor]:
+    """Launches a program for each row, which quantizes it as well."""
+    plain, quantized, total = _launch(x, residual, weight, eps, form, None)
+    rows = plain if quantized is None else quantized
+    assert rows is not None, f"{form}"
+    return rows, total
 
 
 def tiling(width: int) -> tuple[int, int]:
@@ -64,8 +92,14 @@ def tiling(width: int) -> tuple[int, int]:
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, num_warps: int | None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    form: RowForm,
+    num_warps: int | None,
+) -> tuple[Tensor | None, Quantized | None, Tensor]:
+    """Returns the two forms of the normalized rows, and the sum."""
     width = x.shape[-1]
     rows, others = x.reshape(-1, width), x if residual is None else residual
     others = others.reshape(-1, width)
@@ -79,16 +113,21 @@ def _launch(
         f"{others.stride()} {others.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     )
     block, warps = tiling(width)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = x if residual is None else torch.empty_like(out)
+    assert form.quantized is None or block >= GROUP, f"{width} columns, {form}"
+    out, quantized = empty_rows(rows, width, form)
+    out = None if out is None else out.view(x.shape)
+    total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _rms_norm_kernel[(len(rows),)](
         rows,
         others,
         weight,
         out,
         total,
+        quantized and quantized.values,
+        quantized and quantized.scales,
         rows.stride(0),
         others.stride(0),
+        quantized.scales.stride(1) if quantized else 0,
         eps,
         N=width,
         BLOCK=block,
@@ -96,18 +135,21 @@ def _launch(
         num_warps=num_warps or warps,
         **launch_options(),
     )
-    return out, total
+    return out, quantized, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_stride"])
 def _rms_norm_kernel(
     x,
     residual,
     weight,
     out,
     total,
+    quantized,
+    scales,
     x_stride,
     residual_stride,
+    group_stride,
     eps,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -123,7 +165,11 @@ def _rms_norm_kernel(
         values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
         tl.store(total + row * N + column, values, inside)
     scale = tl.load(weight + column, inside, other=0.0)
-    tl.store(out + row * N + column, normalized(values, scale, eps, N), inside)
+    result = normalized(values, scale, eps, N)
+    if out is not None:
+        tl.store(out + row * N + column, result, inside)
+    if quantized is not None:
+        store_quantized(result, 0, quantized, scales, row, group_stride, True, N)
 
 
 @triton.jit

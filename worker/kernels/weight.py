@@ -1,7 +1,8 @@
 """Operands of matrix products: weights and activations, as plain numbers or quantized with scales.
 
 Every product takes a `Weight`, and so do the ops that join a product with another op. Layers and models do not distinguish
-plain and quantized weights.
+plain and quantized weights. Rows of activations leave the op that computes them in the `RowForm` of the products that take
+them.
 """
 
 from __future__ import annotations
@@ -71,12 +72,46 @@ class Quantized(NamedTuple):
     scales: Tensor  # [T, ceil(K / group)] float32
     group: int  # columns that share a scale
     dtype: torch.dtype  # of the rows before, and of a product's result
+    plain: Tensor | None = None  # the rows before, for other products
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.values.is_cuda
 
     def dense(self) -> Tensor:
         """Returns the rows [T, K] in `dtype`."""
+        if self.plain is not None:
+            return self.plain
         return dequantize_blocks(self.values, self.scales, block=(1, self.group), dtype=self.dtype)
 
 
-def dense_rows(x: Tensor | Quantized) -> Tensor:
+Activations = Tensor | Quantized  # of activations, [T, K]
+
+
+def dense_rows(x: Activations) -> Tensor:
     """Returns the rows as plain numbers, for a product that has no kernel for quantized ones."""
     return x.dense() if isinstance(x, Quantized) else x
+
+
+class RowForm(NamedTuple):
+    """The form in which products take rows of activations: plain, quantized, or both for several products."""
+
+    plain: bool = True
+    quantized: torch.dtype | None = None  # of the values, in groups of `quantize.GROUP` columns
+
+    def __or__(self, other: RowForm) -> RowForm:
+        """Returns the form for the products of both. If they differ in the dtype, the second quantizes plain rows."""
+        both = self.quantized is not None and other.quantized is not None
+        differ = both and self.quantized != other.quantized
+        return RowForm(self.plain or other.plain or differ, self.quantized or other.quantized)
+
+
+PLAIN_ROWS = RowForm()

@@ -25,7 +25,7 @@ from mla_router.worker.kernels.moe.experts import Plus
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -296,7 +296,7 @@ class MixtureOfExperts(FeedForward):
             else None
         )
 
-    def forward(self, hidden_states: Tensor, out_cache_loc: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: Activations, out_cache_loc: Tensor | None = None) -> Tensor:
         shared = self.shared(hidden_states)
         weights, ids = self.gate(hidden_states, out_cache_loc)
         out: Tensor = self.experts(hidden_states, weights, ids, shared)
@@ -311,7 +311,7 @@ class MixtureOfExperts(FeedForward):
             none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
             self.exchanged(none, exchange)
 
-    def shared(self, hidden_states: Tensor) -> Plus:
+    def shared(self, hidden_states: Activations) -> Plus:
         """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
         layer = self.shared_experts
         if layer is None:
@@ -331,14 +331,24 @@ class MixtureOfExperts(FeedForward):
         exchange: Exchange,
     ) -> tuple[Tensor, Tensor]:
         """The norm and the gate's product are one kernel for few rows, if there is no other DP rank."""
-        if exchange.is_needed or not self.gate.joins_norm(hidden_states):
+        if exchange.is_needed:
             normed, residual = norm.add(hidden_states, residual)
             return self.exchanged(normed, exchange), residual
-        hidden_states, residual, logits = self.gate.after_norm(norm, hidden_states, residual)
+        form = self.row_form(hidden_states)
+        if not self.gate.joins_norm(hidden_states):
+            rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
+            return self(rows, exchange.out_cache_loc), residual
+        rows, residual, logits = self.gate.after_norm(norm, form, hidden_states, residual)
         # Before the choice of experts, which leaves most of a GPU idle
-        shared = self.shared(hidden_states)
+        shared = self.shared(rows)
         weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
-        return self.experts(hidden_states, weights, ids, shared), residual
+        return self.experts(rows, weights, ids, shared), residual
+
+    def row_form(self, hidden_states: Tensor) -> RowForm:
+        """Returns the form in which the experts take rows. The gate takes plain ones."""
+        form = self.experts.row_form(hidden_states)
+        shared = self.shared_experts
+        return form if shared is None else form | shared.row_form(hidden_states)
 
 
 class Gate(nn.Module):
@@ -367,7 +377,7 @@ class Gate(nn.Module):
         self.register_buffer("counts", None, persistent=False)
 
     def forward(
-        self, hidden_states: Tensor, out_cache_loc: Tensor | None = None
+        self, hidden_states: Activations, out_cache_loc: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those whose `out_cache_loc`
         is 0."""
@@ -396,9 +406,9 @@ class Gate(nn.Module):
         return has_kernel(hidden_states, len(self.weight))
 
     def after_norm(
-        self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the normalized sum of `hidden_states` and `residual`, the sum, and the logits to `choose` by."""
+        self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor
+    ) -> tuple[Activations, Tensor, Tensor]:
+        """Returns the normalized sum of `hidden_states` and `residual` in `form`, the sum, and the logits to `choose` by."""
         logits, total, normed = norm_linear(
             hidden_states,
             residual,
@@ -406,7 +416,7 @@ class Gate(nn.Module):
             norm.eps,
             self.operand,
             out_dtype=torch.float32,
-            keep_normed=True,
+            keep=form,
         )
         assert normed is not None
         return normed, total, logits

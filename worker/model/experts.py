@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.moe.experts import Plus, moe_experts, takes_shared
+from mla_router.worker.kernels.moe.quantized_experts import row_form
 from mla_router.worker.kernels.moe.shared import SharedWeights
+from mla_router.worker.kernels.weight import Activations, RowForm
 from mla_router.worker.model.linear import Linear
 
 
@@ -23,7 +25,7 @@ class Experts(nn.Module):
 
     def forward(
         self,
-        hidden_states: Tensor,
+        hidden_states: Activations,
         weights: Tensor,
         ids: Tensor,
         plus: Plus = None,
@@ -34,6 +36,10 @@ class Experts(nn.Module):
             hidden_states, self.gate_up_proj.operand, self.down_proj.operand, weights, ids, plus
         )
 
-    def takes(self, shared: SharedWeights, hidden_states: Tensor) -> bool:
+    def row_form(self, hidden_states: Tensor) -> RowForm:
+        """Returns the form in which `forward` takes as many rows as `hidden_states` has."""
+        return row_form(hidden_states, self.gate_up_proj.operand, self.down_proj.operand)
+
+    def takes(self, shared: SharedWeights, hidden_states: Activations) -> bool:
         """Whether `plus` should be the weights of the shared experts instead of their result."""
         return takes_shared(hidden_states, self.gate_up_proj.operand, shared)

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
-from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
-from mla_router.worker.kernels.silu_and_mul import silu_and_mul
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.rms_norm import add_rms_norm, norm_rows, rms_norm
+from mla_router.worker.kernels.silu_and_mul import gated_rows
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
 from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.linear import Linear, empty_parameter
 
@@ -59,8 +59,14 @@ class RMSNorm(nn.Module):
                 hidden_states, residual, self.weight, self.eps, projection.operand
             )
             return projected, total
-        normed, total = self.add(hidden_states, residual)
-        return projection(normed), total
+        rows, total = self.add_for(projection.row_form(hidden_states), hidden_states, residual)
+        return projection(rows), total
+
+    def add_for(
+        self, form: RowForm, hidden_states: Tensor, residual: Tensor | None
+    ) -> tuple[Activations, Tensor]:
+        """Returns `add`, with the normalized rows in the form of the products that take them."""
+        return norm_rows(hidden_states, residual, self.weight, self.eps, form)
 
 
 class FeedForward(nn.Module):
@@ -79,9 +85,14 @@ class FeedForward(nn.Module):
         A mixture of experts takes part in the `exchange` of the step, and does not route its idle rows.
         """
         del exchange
-        normed, residual = norm.add(hidden_states, residual)
-        out: Tensor = self(normed)
+        rows, residual = norm.add_for(self.row_form(hidden_states), hidden_states, residual)
+        out: Tensor = self(rows)
         return out, residual
+
+    def row_form(self, hidden_states: Tensor) -> RowForm:
+        """Returns the form in which `forward` takes as many rows as `hidden_states` has."""
+        del hidden_states
+        return PLAIN_ROWS
 
     def serve(self, exchange: Exchange) -> None:
         """Does the part of this rank in the `exchange` of a step in which it has no rows."""
@@ -100,6 +111,10 @@ class MLP(FeedForward):
         )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden_states)))
+    def forward(self, hidden_states: Activations) -> Tensor:
+        gate_up = self.gate_up_proj(hidden_states)
+        out: Tensor = self.down_proj(gated_rows(gate_up, self.down_proj.row_form(gate_up)))
         return out
+
+    def row_form(self, hidden_states: Tensor) -> RowForm:
+        return self.gate_up_proj.row_form(hidden_states)

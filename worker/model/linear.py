@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.quantized_linear import row_form
+from mla_router.worker.kernels.weight import Activations, RowForm, Weight
 from mla_router.worker.model.shard import Extent, Extents, Members, Numbers, Shard, cut, full_shape
 
 
@@ -188,8 +189,12 @@ class Linear(nn.Module):
         """The weight for the products of `worker/kernels`."""
         return self.format.weight(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         return linear(x, self.format.weight(self), self.bias)
+
+    def row_form(self, x: Tensor) -> RowForm:
+        """Returns the form in which `forward` takes as many rows as x [T, ...] has, of its dtype."""
+        return row_form(x, self.format.weight(self))
 
     def has_bias(self, name: str) -> bool:
         """Whether the projection `name` has one in the checkpoint."""

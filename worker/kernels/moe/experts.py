@@ -33,7 +33,7 @@ from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.tuned import device_name
-from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
+from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
 _ROW_BYTES = 16
 
@@ -43,7 +43,7 @@ Plus = Callable[[], Tensor] | SharedWeights | None
 
 
 def moe_experts(
-    x: Tensor | Quantized,
+    x: Activations,
     gate_up: Weight,
     down: Weight,
     weights: Tensor,
@@ -61,8 +61,8 @@ def moe_experts(
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
     """
-    x = dense_rows(x)
     if not on_gpu(x) and not (gate_up.is_plain and down.is_plain):
+        x = dense_rows(x)
         if isinstance(plus, SharedWeights):
             plus = partial(_shared_torch, x, plus)
         return quantized_experts_torch(x, gate_up, down, weights, ids, plus)
@@ -80,20 +80,21 @@ def moe_experts(
         if isinstance(plus, SharedWeights):
             return quantized_experts(x, gate_up, down, weights, ids, shared=plus)
         return quantized_experts(x, gate_up, down, weights, ids, plus)
+    x = dense_rows(x)
     ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     if on_gpu(x) and tokens:
         return moe_experts_triton(x, ups, downs, weights, ids, plus)
     return moe_experts_torch(x, ups, downs, weights, ids, plus)
 
 
-def takes_shared(x: Tensor, gate_up: Weight, shared: SharedWeights) -> bool:
+def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
     That is so for one token; and for prompts longer than the few rows whose shared experts run beside
     (`beside.py`), up to the length from which all products wait for the tensor cores (docs/design/kernels.md). The
     kernels read constant weights alone, all of them plain, or for one token quantized with the same blocks.
     """
-    tokens, experts, width = len(x), len(gate_up.values), gate_up.values.shape[1] // 2
+    tokens, experts, width = x.shape[0], len(gate_up.values), gate_up.values.shape[1] // 2
     shared_width = shared.down.values.shape[1]
     if not on_gpu(x) or shared_width % width:
         return False

@@ -22,26 +22,36 @@ from mla_router.worker.kernels.moe.quantized_gemv import (
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile, tuned_tiling
 from mla_router.worker.kernels.quantize import (
+    GROUP,
+    as_quantized,
     has_kernel,
     has_whole_groups,
-    quantize_rows,
     round_rows,
 )
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch
 from mla_router.worker.kernels.tuned import device_name, kind_of
-from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight, dense_rows
 
 MAX_SHARED_INPUTS = 4096
 
 
-def takes(x: Tensor, gate_up: Weight, down: Weight) -> bool:
+def takes(x: Activations, gate_up: Weight, down: Weight) -> bool:
     """Whether the kernels of `quantized_experts` serve the products."""
     has_kernels = has_kernel(x, gate_up) and has_kernel(x, down)
-    return has_kernels and (len(x) == 1 or not (gate_up.weight_only or down.weight_only))
+    return has_kernels and (x.shape[0] == 1 or not (gate_up.weight_only or down.weight_only))
+
+
+def row_form(x: Tensor, gate_up: Weight, down: Weight) -> RowForm:
+    """Returns the form in which `moe_experts` takes as many rows as x [T, ...] has, of its dtype."""
+    if not len(x) or gate_up.values.shape[2] < GROUP or not takes(x, gate_up, down):
+        return PLAIN_ROWS
+    if _tiling(x, gate_up, top_k=1).rows == 1:
+        return PLAIN_ROWS
+    return RowForm(plain=False, quantized=gate_up.values.dtype)
 
 
 def takes_shared_quantized(
-    x: Tensor, gate_up: Weight, shared_gate_up: Weight, shared_down: Weight
+    x: Activations, gate_up: Weight, shared_gate_up: Weight, shared_down: Weight
 ) -> bool:
     """Whether one token's shared experts run in the kernels of the routed experts. Their blocks of scales must be the same.
     On an H200 V3's, with 7,168 inputs, are faster beside the routed experts."""
@@ -54,7 +64,7 @@ def takes_shared_quantized(
 
 
 def quantized_experts(
-    x: Tensor,
+    x: Activations,
     gate_up: Weight,
     down: Weight,
     weights: Tensor,
@@ -66,17 +76,18 @@ def quantized_experts(
 ) -> Tensor:
     """`moe_experts` of at least one token. `shared`, for one token alone, stands for `plus`. `tiling` replaces
     `quantized_tiling`, for benchmarks."""
-    x, ids = x.contiguous(), ids.contiguous()
+    ids = ids.contiguous()
     experts = len(gate_up.values)
     tiling = tiling or _tiling(x, gate_up, ids.shape[1])
     if tiling.rows == 1:
+        x = dense_rows(x).contiguous()
         first, second = shared or (None, None)
         products = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
         added = plus() if plus else None
         return down_pairs_quantized(products, down, weights, ids, tiling.down, added, second)
-    assert shared is None, f"shared experts of {len(x)} tokens"
+    assert shared is None, f"shared experts of {len(ids)} tokens"
     blocks = blocks_for(ids, experts, tiling.rows)
-    rows = quantize_rows(x, gate_up.values.dtype)
+    rows = as_quantized(x, gate_up.values.dtype)
     gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
     out = down_quantized(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
@@ -124,12 +135,13 @@ def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
     return functional.linear(rows, weight.expert(expert).dense(torch.float32).values.float())
 
 
-def _tiling(x: Tensor, gate_up: Weight, top_k: int) -> MoeTiling:
+def _tiling(x: Activations, gate_up: Weight, top_k: int) -> MoeTiling:
     """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`."""
     experts, double, _ = gate_up.values.shape
     kind = kind_of(gate_up.values.dtype, gate_up.block)
-    found = tuned_tiling(device_name(x.device), experts, double // 2, kind, len(x))
-    return found or quantized_tiling(len(x), top_k, experts)
+    tokens = x.shape[0]
+    found = tuned_tiling(device_name(x.device), experts, double // 2, kind, tokens)
+    return found or quantized_tiling(tokens, top_k, experts)
 
 
 def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:

@@ -27,7 +27,7 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
 
-@triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
+@triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m", "group_stride"])
 def _gate_up(
     x,
     x_scales,
@@ -42,6 +42,8 @@ def _gate_up(
     max_blocks,
     num_pairs,
     group_m,
+    row_stride,
+    group_stride,
     TOP_K: tl.constexpr,
     BLOCK_TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -56,7 +58,6 @@ def _gate_up(
     """Writes BLOCK_N of WIDTH columns of out[row] = silu(gate) * up of x[pair[row] // TOP_K], quantized, and their scale."""
     wait_for_previous()
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
-    X_SCALES: tl.constexpr = (HIDDEN + X_GROUP - 1) // X_GROUP
     SCALES: tl.constexpr = (HIDDEN + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     SCALE_BLOCKS: tl.constexpr = (2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS
     DTYPE: tl.constexpr = out.dtype.element_ty
@@ -80,7 +81,8 @@ def _gate_up(
         if HIDDEN % BLOCK_K:
             inside &= (start + k < HIDDEN)[None, :]
         a = tl.load(x_at + start, inside, other=0.0)
-        a_scale = tl.load(x_scales + token * X_SCALES + start // X_GROUP, real, other=0.0)
+        a_scale_at = x_scales + token * row_stride + start // X_GROUP * group_stride
+        a_scale = tl.load(a_scale_at, real, other=0.0)
         gate_part = tl.dot(a, weight.load([of_expert, 0, first, start]).reshape(BLOCK_N, BLOCK_K).T)
         up_part = tl.dot(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K).T)
         if SCALE_COLUMNS < HIDDEN:
@@ -218,6 +220,7 @@ def gate_up_quantized(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile)
         out_scales,
         *block_arguments(blocks),
         tile.group_m,
+        *x.scales.stride(),
         HIDDEN=hidden,
         WIDTH=double // 2,
         SCALE_ROWS=gate_up.block[0],
