@@ -6,10 +6,10 @@ OP is `dense` (products with FP8 weights in blocks of 128 x 128), `few-rows` (th
 (fused mixtures of experts) or `all`. `--tp` and
 `--ep` take several sizes: all their combinations are tuned in one run. Shapes that occur several times are tuned once.
 
-First all candidates are compiled, in processes and without the GPU. Candidates that spill or exceed shared memory are
-dropped. Then each candidate is timed in a CUDA graph, briefly, and the best ones again, longer and with other groupings of
-the programs. Weights are read from memory, not from L2. For experts the number of rows in a block is the one with the
-smallest sum of both products.
+Candidates are compiled in processes, without the GPU. Those that spill or exceed shared memory are dropped. Then each
+candidate is timed in a CUDA graph, briefly, and the best ones again, longer and with other groupings of the programs.
+Weights are read from memory, not from L2. For experts the number of rows in a block is the one with the smallest sum of
+both products. The tiles of the code stay where no candidate is 3% faster.
 
 A table is written after each number of rows. `--seconds` ends a run early, an interrupt keeps the tables, and `--resume`
 goes on with the numbers of rows that they lack. Without `--resume` tables of earlier runs are replaced.
@@ -22,8 +22,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -34,6 +34,7 @@ import torch
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
+LEAST_GAIN = 0.03  # over the tiles of the code, which stay in the table otherwise
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from kernels.tune_problems import (
     DENSE_ROWS,
@@ -58,19 +59,19 @@ from support.sm90 import compile_here
 
 
 def problems(args: argparse.Namespace) -> list[Problem]:
-    """Returns each shape once."""
-    found: dict[Problem, None] = {}
+    """Returns each shape once, those of experts first: they take most of a step."""
+    found: list[Problem] = []
     for name, (tp, ep) in product(args.shapes, divisions(args.tp, args.ep)):
-        for shape in dense_shapes(MODELS[name], tp) if args.dtype == "fp8" else ():
-            if args.op in ("dense", "all"):
-                found[Dense(shape, tuple(args.tokens or DENSE_ROWS))] = None
-            if args.op in ("few-rows", "all"):
-                found[FewRows(shape, tuple(args.tokens or FEW_ROWS))] = None
         experts = experts_shape(MODELS[name], tp, ep)
         if args.op in ("moe", "all") and experts is not None:
             dtype = E4M3 if args.dtype == "fp8" else torch.bfloat16
-            found[Moe(experts, dtype, tuple(args.tokens or MOE_TOKENS))] = None
-    return list(found)
+            found.append(Moe(experts, dtype, tuple(args.tokens or MOE_TOKENS)))
+        for shape in dense_shapes(MODELS[name], tp) if args.dtype == "fp8" else ():
+            if args.op in ("few-rows", "all"):
+                found.append(FewRows(shape, tuple(args.tokens or FEW_ROWS)))
+            if args.op in ("dense", "all"):
+                found.append(Dense(shape, tuple(args.tokens or DENSE_ROWS)))
+    return list(dict.fromkeys(found))
 
 
 def compiles(problem: Problem, job: Job) -> bool:
@@ -87,30 +88,29 @@ def compiles(problem: Problem, job: Job) -> bool:
     return True
 
 
-def compiled(problems: list[Problem], processes: int) -> dict[Problem, set[Job]]:
-    """Returns the candidates of each problem that can be launched. Their kernels are in Triton's cache afterwards."""
-    jobs = list(
-        dict.fromkeys(
-            (problem, job)
-            for problem in problems
-            for size in problem.sizes
-            for job in problem.jobs(size)
-        )
-    )
-    jobs.sort(
-        key=lambda pair: -pair[1].tile.block_m
-    )  # the slowest first: no process ends much later than the others
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    fits: dict[Problem, set[Job]] = {problem: set() for problem in problems}
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        running = {pool.submit(compiles, *pair): pair for pair in jobs}
-        for done in tqdm(as_completed(running), "Compiling", len(jobs), mininterval=1):
-            problem, job = running[done]
-            if done.result():
-                fits[problem].add(job)
-    print(f"{sum(map(len, fits.values()))} of {len(jobs)} candidates fit", flush=True)
-    return fits
+class Compilations:
+    """Compiles candidates in processes, in the order of the problems, while the GPU measures those that are ready. Their
+    kernels are in Triton's cache afterwards."""
+
+    def __init__(self, problems: list[Problem], processes: int) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(processes, mp_context=context)
+        self._running: dict[Problem, dict[Job, Future[bool]]] = {}
+        for problem in problems:
+            jobs = dict.fromkeys(job for size in problem.sizes for job in problem.jobs(size))
+            # The slowest first: no process ends much later than the others
+            slowest = sorted(jobs, key=lambda job: -job.tile.block_m)
+            self._running[problem] = {
+                job: self._pool.submit(compiles, problem, job) for job in slowest
+            }
+
+    def fits(self, problem: Problem) -> set[Job]:
+        """Waits for a problem, and returns the candidates that can be launched."""
+        return {job for job, done in self._running[problem].items() if done.result()}
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def timed(launch: Launch, tile: TunedTile, launches: int, replays: int) -> float:
@@ -220,28 +220,44 @@ def main() -> None:
         for size in problem.sizes
         if not tables[problem].has(size)
     ]
-    fits = compiled(list(dict.fromkeys(problem for problem, _ in missing)), args.processes)
-    if args.compile_only:
-        return
-    measured: list[dict[str, Any]] = []
+    chosen = list(dict.fromkeys(problem for problem, _ in missing))
+    compilations = Compilations(chosen, args.processes)
+    try:
+        if args.compile_only:
+            for problem in tqdm(chosen, "Compiling"):
+                print(f"{problem.names(device)[0]}: {len(compilations.fits(problem))} candidates")
+            return
+        measured = list(measure(missing, tables, compilations, device, end))
+    finally:
+        compilations.close()
+    record("tune", {"measured": measured}, args.out / "measured.jsonl")
+
+
+def measure(
+    missing: list[tuple[Problem, int]],
+    tables: Mapping[Problem, Tables],
+    compilations: Compilations,
+    device: str,
+    end: float,
+) -> Iterator[dict[str, Any]]:
+    """Writes the tables, and yields the us of each number of rows with the tile found, and with that of the rule."""
     progress = tqdm(missing, "Measuring", mininterval=1)
-    before, inputs = None, Inputs("cuda")
+    before, inputs, fits = None, Inputs("cuda"), set[Job]()
     for problem, size in progress:
-        if time.monotonic() > end:
-            print(f"no time for {len(missing) - progress.n} numbers of rows", flush=True)
-            break
         if problem != before:
             before, inputs = problem, Inputs("cuda")  # frees the weights of the problem before
-        jobs, us = solve(problem, size, fits[problem], inputs)
-        tables[problem].add(size, jobs)
-        rule_us = sum(
-            timed(problem.launch(size, job, inputs), job.tile, 10, 5) for job in problem.rule(size)
-        )
+            fits = compilations.fits(problem)
+        if time.monotonic() > end:
+            progress.write(f"no time for {len(missing) - progress.n} numbers of rows")
+            return
+        jobs, us = solve(problem, size, fits, inputs)
+        rule = problem.rule(size)
+        rule_us = sum(timed(problem.launch(size, job, inputs), job.tile, 10, 5) for job in rule)
+        is_faster = us < rule_us * (1 - LEAST_GAIN)
+        tables[problem].add(size, jobs if is_faster else list(rule))
         name = problem.names(device)[0]
-        row = {"table": name, "rows": size, "us": round(us, 2), "rule_us": round(rule_us, 2)}
-        measured.append(row)
         progress.write(f"{name} {size:5} rows {us:9.2f} us, rule {rule_us:9.2f} us")
-    record("tune", {"measured": measured}, args.out / "measured.jsonl")
+        yield {"table": name, "rows": size, "us": round(us, 2), "rule_us": round(rule_us, 2)}
 
 
 if __name__ == "__main__":

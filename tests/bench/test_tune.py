@@ -115,14 +115,16 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tune, "solve", fake)
     monkeypatch.setattr(tune, "timed", lambda *_: 1.0)
     monkeypatch.setattr(tune, "Inputs", lambda _: Inputs("meta"))
-    monkeypatch.setattr(tune, "compiled", lambda problems, _: {p: set() for p in problems})
+    monkeypatch.setattr(tune.Compilations, "__init__", lambda *_: None)
+    monkeypatch.setattr(tune.Compilations, "fits", lambda *_: set())
+    monkeypatch.setattr(tune.Compilations, "close", lambda _: None)
     monkeypatch.setattr(tune, "device_name", lambda _: "G")
     words = ["tune.py", "all", "--shapes", "deepseek-v2-lite", "--out", str(tmp_path)]
     words += ["--tokens", "8", "16"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(KeyboardInterrupt):
         tune.main()
-    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert len(list(tmp_path.glob("*.json"))) == 3
     before, stop_at = list(solved), -1
     monkeypatch.setattr(sys, "argv", [*words, "--resume"])
     tune.main()
