@@ -9,7 +9,7 @@ use super::Shared;
 use crate::{endpoint::Endpoint, fleet::registry::backends, router::Router, upstream::call::Call};
 
 /// The router's own endpoints. A test compares them with the registered routes.
-const OWN: [(&str, &str, &str); 29] = [
+const OWN: [(&str, &str, &str); 32] = [
     ("get", "/", "Redirects browsers to the dashboard."),
     ("get", "/docs", "A page that shows this document."),
     ("get", "/openapi.json", "This document."),
@@ -34,6 +34,13 @@ const OWN: [(&str, &str, &str); 29] = [
     ("post", "/abort_request", "Aborts a request on its worker, or all requests."),
     ("post", "/start_profile", "Begins a trace on all workers."),
     ("post", "/stop_profile", "Writes the traces."),
+    (
+        "post",
+        "/start_expert_distribution_record",
+        "Begins a record of the load of experts on all workers.",
+    ),
+    ("post", "/stop_expert_distribution_record", "Ends the records."),
+    ("post", "/dump_expert_distribution_record", "Writes the record of each worker to a file."),
     ("get", "/get_server_info", "Settings, limits and load of all workers."),
     ("get", "/server_info", "The same as /get_server_info."),
     ("get", "/v1/models", "The served models."),

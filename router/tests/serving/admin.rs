@@ -92,12 +92,18 @@ async fn abort_is_sent_to_all_workers_and_one_success_suffices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn profile_is_sent_to_all_workers_and_a_refusal_is_reported() {
+async fn profiles_and_expert_records_are_sent_to_all_workers_and_a_refusal_is_reported() {
     let mut able = FakeWorker::plain().await;
     let mut unable = FakeWorker::start(|_| Reply::status(404)).await;
     let router = router(config(), &[&able, &unable]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    for path in ["/start_profile", "/stop_profile"] {
+    for path in [
+        "/start_profile",
+        "/stop_profile",
+        "/start_expert_distribution_record",
+        "/stop_expert_distribution_record",
+        "/dump_expert_distribution_record",
+    ] {
         let answer = client.post(path, "").await;
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{path}");
         let workers = &answer.json()["workers"];
