@@ -77,6 +77,8 @@ def test_a_node_lives_and_dies_with_the_group() -> None:
         async with node_0(port) as (nodes, rank_0):
             (other,) = nodes.others
             first, second = await served(node, rank_0, 1)
+            # A rank that is stopped before its first heartbeat is not frozen: it starts.
+            await until(lambda: node.output().count("the fake rank beats") == 2, "both ranks beat")
             pages = [rank_0.of_rank(rank) for rank in (2, 3)]
             os.kill(second.number, signal.SIGSTOP)
             await until(lambda: pages[1].is_reported_frozen, "rank 3 is frozen")
