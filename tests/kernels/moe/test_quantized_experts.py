@@ -19,7 +19,7 @@ from support.triton_device import DEVICE
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 HIDDEN, WIDTH, EXPERTS, TOP_K = 256, 144, 5, 3
-PAIRS = MoeTiling(1, gate_up=Tile(4, 256), down=Tile(8, 128))
+PAIRS = MoeTiling(1, gate_up=Tile(8, 256), down=Tile(32, 128))
 FEW = MoeTiling(16, gate_up=Tile(64, 128, 2), down=Tile(32, 64, 3))
 MANY = MoeTiling(64, gate_up=Tile(128, 64, 2), down=Tile(64, 128))
 
