@@ -87,7 +87,17 @@ impl<T> IndexMut<u32> for Slab<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Slab;
+    use super::{CHUNK, Slab};
+
+    #[test]
+    fn bytes_are_those_of_whole_chunks() {
+        let mut slab = Slab::new();
+        let ids: Vec<u32> = (0..=CHUNK as u64).map(|value| slab.insert(value)).collect();
+        let header = 3 * size_of::<usize>();
+        assert_eq!(slab.bytes(), 2 * (CHUNK * 8 + header));
+        slab.remove(ids[3]);
+        assert_eq!(slab.bytes(), 2 * (CHUNK * 8 + header) + CHUNK * 4 + header);
+    }
 
     #[test]
     fn freed_places_are_used_again() {
