@@ -29,6 +29,8 @@ WORKER_HOST = "127.0.0.1"
 LAUNCHERS = frozenset(
     {"host", "port", "worker-urls", "worker-api-key", "worker-admin-api-key"}
 ) | frozenset({"api-key", "admin-api-key", "replay-key"})
+# The nodes of a worker on a Ray cluster meet at the address of its node 0 there.
+CHOSEN_BY_RAY = "0.0.0.0:1"
 # SGLang's other names of a flag that is defined here.
 DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
 # Flags of the router for incoming connections, without the prefix.
@@ -140,19 +142,20 @@ def parse(
     """
     parser = launch_parser(router_flags, ignored)
     namespace = parser.parse_args(argv)
+    fixed = {"host": WORKER_HOST, "port": namespace.router_dp_worker_base_port}
+    if namespace.use_ray and namespace.nnodes > 1:
+        fixed |= {"dist_init_addr": CHOSEN_BY_RAY, "dist_key": secrets.token_hex(32)}
     try:
-        every_worker: WorkerConfig = worker_flags.from_namespace(
-            namespace, host=WORKER_HOST, port=namespace.router_dp_worker_base_port
-        )
+        every_worker: WorkerConfig = worker_flags.from_namespace(namespace, **fixed)
     except ConfigError as error:
         parser.error(str(error))
-    if every_worker.nnodes > 1 and namespace.dp_size > 1:
+    if every_worker.nnodes > 1 and namespace.dp_size > 1 and not namespace.use_ray:
         parser.error(
             f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker; start launchers "
             f"with other ports for the others, and mla_router.launch_router in front of all"
         )
     if namespace.use_ray:
-        _check_ray(parser, every_worker, namespace.ray_address)
+        _check_ray(parser, namespace)
     elif namespace.ray_address:
         parser.error(f"--ray-address {namespace.ray_address}: give --use-ray as well")
     if not every_worker.replay_key:
@@ -177,17 +180,19 @@ def parse(
     )
 
 
-def _check_ray(parser: argparse.ArgumentParser, worker: WorkerConfig, address: str) -> None:
-    if "://" in address:
+def _check_ray(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> None:
+    if "://" in namespace.ray_address:
         parser.error(
-            f"--ray-address {address}: give HOST:PORT of the head node; the launcher runs on a node of the cluster"
+            f"--ray-address {namespace.ray_address}: give HOST:PORT of the head node; the launcher runs on a node of the "
+            "cluster"
         )
-    if worker.nnodes > 1 or worker.node_rank:
-        parser.error(
-            "--nnodes: with --use-ray each worker is on one node; leave --nnodes and --node-rank out"
-        )
-    if worker.base_gpu_id:
-        parser.error("--base-gpu-id: with --use-ray Ray chooses the GPUs; leave it out")
+    for flag, is_set in (
+        ("--node-rank", namespace.node_rank),
+        ("--dist-init-addr", namespace.dist_init_addr),
+        ("--base-gpu-id", namespace.base_gpu_id),
+    ):
+        if is_set:
+            parser.error(f"{flag}: with --use-ray Ray chooses nodes and GPUs; leave it out")
 
 
 def with_launcher_flags(message: str) -> str:

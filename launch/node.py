@@ -41,7 +41,7 @@ async def serve_node(
 ) -> int:
     """Runs the ranks of this node until a signal. Returns the exit status. Raises GaveUpError if they never served and a
     restart would not help."""
-    node = _Node(config, command, output, policy)
+    node = Node(config, command, output, policy)
     signals = StopSignals(kill=node.kill)
     own = node_name(config.node_rank, config.ranks_here)
     output.launch(
@@ -63,7 +63,7 @@ async def serve_node(
         output.launch("stopped")
 
 
-class _Node:
+class Node:
     """The ranks of this machine, across their restarts."""
 
     def __init__(

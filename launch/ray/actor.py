@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,17 @@ MAX_LINES = 1000  # in one event
 
 
 class WorkerActor:
-    """Runs one worker once. Ray ends the actor with the launcher, which owns it, and the kernel ends the worker with the
-    actor."""
+    """Runs one worker once, or its ranks on a node other than 0. Ray ends the actor with the launcher, which owns it, and
+    the kernel ends the processes with the actor."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
 
     async def run(self, version: str, settings: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Starts a worker at this node's address in the cluster. Yields its events, each a dict with one item:
+        """Starts a worker at this node's address in the cluster, or the ranks of this node. Yields the events, each a dict
+        with one item:
 
-        * `address`: [host, port], first;
+        * `address`: [host, port, meeting], first, of a worker; its nodes meet at the port `meeting`;
         * `lines`: lines of its output;
         * `status`: exit status, last.
 
@@ -39,20 +40,25 @@ class WorkerActor:
             raise ValueError(
                 f"this node has mla-router {__version__}, the launcher {version}; install one version on all nodes"
             )
-        host = get_node_ip_address()
         config = WorkerConfig(**settings)
-        with ClaimedPorts(host, config.port, 1, frozenset()) as (port,):
+        lines: asyncio.Queue[str | None] = asyncio.Queue()
+        if config.node_rank:
+            from mla_router.launch.ray.ranks import run_ranks
+
+            async for event in _events(run_ranks(config, lines.put_nowait), lines):
+                yield event
+            return
+        host = get_node_ip_address()
+        with ClaimedPorts(host, config.port, 2, frozenset()) as (port, meeting):
             config = replace(config, host=host, port=port)
-            yield {"address": [host, port]}
-            lines: asyncio.Queue[str | None] = asyncio.Queue()
+            if config.nnodes > 1:
+                config = replace(config, dist_init_addr=f"{host}:{meeting}")
+            yield {"address": [host, port, meeting]}
             self._process = await Process.start(
                 worker_command(config), lines.put_nowait, config.child_environment()
             )
-            ended = asyncio.create_task(self._process.wait())
-            ended.add_done_callback(lambda _: lines.put_nowait(None))
-            async for batch in _batches(lines):
-                yield {"lines": batch}
-            yield {"status": ended.result()}
+            async for event in _events(self._process.wait(), lines):
+                yield event
 
     async def stop(self, grace_s: float) -> None:
         """Stops the worker. SIGKILL follows after `grace_s`."""
@@ -60,12 +66,17 @@ class WorkerActor:
             await self._process.stop(grace_s)
 
 
-async def _batches(lines: asyncio.Queue[str | None]) -> AsyncIterator[list[str]]:
-    """Yields the lines as they come, up to None."""
+async def _events(
+    running: Coroutine[Any, Any, int], lines: asyncio.Queue[str | None]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yields the lines of what runs as they come, and last its exit status."""
+    ended = asyncio.create_task(running)
+    ended.add_done_callback(lambda _: lines.put_nowait(None))
     at_end = False
     while not at_end:
         batch = [await lines.get()]
         while not lines.empty() and len(batch) < MAX_LINES:
             batch.append(lines.get_nowait())
         at_end = batch[-1] is None
-        yield [line for line in batch if line is not None]
+        yield {"lines": [line for line in batch if line is not None]}
+    yield {"status": ended.result()}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
@@ -55,30 +55,62 @@ class RayCluster:
     def has_gpus(self) -> bool:
         return bool(ray.cluster_resources().get("GPU", 0))
 
-    def place(self, resources: dict[str, float]) -> Placed:
-        """Reserves `resources` on one node for an actor. Does not wait: Ray places it when a node has room."""
-        return Placed(resources)
+    def place(self, resources: dict[str, float], nodes: int) -> Placed:
+        """Reserves `resources` on each of `nodes` nodes. Does not wait: Ray places actors there when nodes have room."""
+        return Placed(resources, nodes)
 
 
 class Placed:
-    """A placement group on one node, and an actor in it."""
+    """A placement group with one bundle on each of its nodes, and an actor in each bundle."""
 
-    def __init__(self, resources: dict[str, float]) -> None:
+    def __init__(self, resources: dict[str, float], nodes: int) -> None:
         self._is_running = False
-        self._group = placement_group([resources], strategy="STRICT_PACK")
-        self._actor = (
+        strategy = "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
+        self._group = placement_group([resources] * nodes, strategy=strategy)
+        self._actors = [
             ray.remote(WorkerActor)
             .options(
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=resources.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
             )
             .remote()
-        )
+            for node in range(nodes)
+        ]
 
     async def run(self, config: WorkerConfig) -> AsyncIterator[dict[str, Any]]:
-        """Yields the events of `WorkerActor.run`. Raises LostError, StartError."""
-        run = self._actor.run.options(num_returns="streaming")
+        """Yields the events of `WorkerActor.run` of all nodes, up to the first `status`. Raises LostError, StartError.
+
+        The actors of nodes other than 0 start when the address of node 0 is known."""
+        events: asyncio.Queue[dict[str, Any] | Exception] = asyncio.Queue()
+
+        async def follow(node: WorkerConfig) -> None:
+            try:
+                async for event in self._of_node(node):
+                    events.put_nowait(event)
+            except (LostError, StartError) as error:
+                events.put_nowait(error)
+
+        following = [asyncio.create_task(follow(config))]
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                if address := event.get("address"):
+                    host, _, meeting = address
+                    for rank in range(1, config.nnodes):
+                        own = replace(config, node_rank=rank, dist_init_addr=f"{host}:{meeting}")
+                        following.append(asyncio.create_task(follow(own)))
+                yield event
+                if "status" in event:
+                    return
+        finally:
+            for task in following:
+                task.cancel()
+
+    async def _of_node(self, config: WorkerConfig) -> AsyncIterator[dict[str, Any]]:
+        run = self._actors[config.node_rank].run.options(num_returns="streaming")
         try:
             async for event in run.remote(__version__, asdict(config)):
                 self._is_running = True
@@ -94,14 +126,16 @@ class Placed:
         """Stops the worker, then releases its resources. SIGKILL follows after `grace_s`."""
         if self._is_running:  # a pending actor does not answer
             with contextlib.suppress(RayError, TimeoutError):
-                stopping = self._actor.stop.remote(grace_s)
+                stopping = self._actors[0].stop.remote(grace_s)
                 await asyncio.wait_for(stopping, grace_s + STOP_LIMIT_S)
         self.release()
 
     def release(self) -> None:
-        """Ends the actor and the worker at once, and releases their resources."""
+        """Ends the actors and the worker at once, and releases their resources."""
+        for actor in self._actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
         with contextlib.suppress(RayError):
-            ray.kill(self._actor)
             remove_placement_group(self._group)
 
 

@@ -49,11 +49,11 @@ async def _serve(
         needs = resources(own)
         return RayWorker(
             own,
-            place=partial(cluster.place, needs),
+            place=partial(cluster.place, needs, own.nnodes),
             router=router,
             show=partial(output.worker, index),
             on_pending=lambda: output.launch(
-                f"worker {index} waits for a node with {_text(needs)}"
+                f"worker {index} waits for {_nodes(own.nnodes)} with {_text(needs)}"
             ),
         )
 
@@ -73,10 +73,9 @@ async def _serve(
 
 
 def resources(worker: WorkerConfig) -> dict[str, float]:
-    """Returns Ray's resources of a worker: its GPUs, or on CPUs a core for each thread."""
-    if worker.device == "cpu":
-        return {"CPU": worker.tp_size * worker.cpu_threads}
-    return {"GPU": worker.tp_size}
+    """Returns Ray's resources of a worker on each of its nodes: a GPU for each rank, or on CPUs a core for each thread."""
+    ranks = len(worker.ranks_here)
+    return {"CPU": ranks * worker.cpu_threads} if worker.device == "cpu" else {"GPU": ranks}
 
 
 def _with_worker_key(config: RouterConfig) -> RouterConfig:
@@ -85,6 +84,10 @@ def _with_worker_key(config: RouterConfig) -> RouterConfig:
     settings = config.to_dict()
     key = settings["worker_api_key"] or secrets.token_hex(32)
     return RouterConfig(**settings | {"worker_api_key": key, "worker_admin_api_key": key})
+
+
+def _nodes(count: int) -> str:
+    return "a node" if count == 1 else f"{count} nodes"
 
 
 def _text(needs: dict[str, float]) -> str:

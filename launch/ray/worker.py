@@ -71,7 +71,7 @@ class RayWorker:
             async for event in placed.run(self._config):
                 pending.cancel()
                 match event:
-                    case {"address": [host, port]}:
+                    case {"address": [host, port, *_]}:
                         serving = asyncio.create_task(self._serve(host, port, on_ready))
                     case {"lines": lines}:
                         for line in lines:

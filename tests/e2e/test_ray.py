@@ -162,3 +162,26 @@ def test_the_end_of_the_launcher_leaves_nothing_on_the_nodes(cluster: Cluster) -
         )
         server.process.kill()
         wait_until(lambda: not of_nodes(server), "nothing is left on the nodes")
+
+
+@pytest.mark.slow
+def test_a_worker_of_two_nodes_serves_and_ends_with_either(cluster: Cluster) -> None:
+    doomed = cluster.add_node(num_cpus=3)
+    with launched(cluster, dp_size=1, tp_size=2, nnodes=2, cpu_threads=1) as server:
+
+        def worker_is_new(old: set[int]) -> set[int]:
+            return {entry["id"] for entry in healthy_workers(server.url)} - old
+
+        wait_until(lambda: "listening on" in server.output(), "the router listens")
+        first = wait_until(lambda: worker_is_new(set()), "a worker in rotation")
+        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3}
+        answer = processes.post_json(server.url + "/v1/completions", body)
+        assert answer["usage"]["completion_tokens"] == 3
+        assert "[worker 0] [rank 1] " in server.output()
+        rank = next(pid for pid in of_nodes(server) if "rank 1" in pid.command)
+        os.kill(rank.number, signal.SIGKILL)
+        wait_until(lambda: worker_is_new(first), "the worker in rotation again")
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait() == 0
+        wait_until(lambda: not of_nodes(server), "nothing is left on the nodes")
+    cluster.remove_node(doomed)

@@ -282,10 +282,21 @@ def test_a_worker_on_a_ray_node_has_the_gpus_that_ray_gives_it(model: Path) -> N
     assert options.ray_worker(0, "cpu").cpu_threads == 1, "one core of Ray for each rank"
 
 
+def test_workers_on_several_ray_nodes_share_a_secret(model: Path) -> None:
+    argv = ["--use-ray", "--dp-size", "2", "--tp-size", "4", "--nnodes", "2"]
+    first, other = parsed(model, *argv), parsed(model, *argv)
+    worker = first.ray_worker(0, "cuda")
+    assert (worker.nnodes, worker.ranks_here) == (2, range(2))
+    assert len(worker.dist_key) == 64
+    assert worker.dist_key != other.ray_worker(0, "cuda").dist_key
+
+
 @pytest.mark.parametrize(
     ("argv", "mention"),
     [
-        (["--use-ray", *NODES, "--tp-size", "2"], "--nnodes"),
+        (["--use-ray", *NODES, "--tp-size", "2"], "--dist-init-addr"),
+        (["--use-ray", "--nnodes", "2", "--tp-size", "2", "--node-rank", "1"], "--node-rank"),
+        (["--use-ray", "--nnodes", "2"], "must divide --tp-size"),
         (["--use-ray", "--base-gpu-id", "1"], "--base-gpu-id"),
         (["--ray-address", "auto"], "give --use-ray"),
         (["--use-ray", "--ray-address", "ray://head:10001"], "HOST:PORT"),

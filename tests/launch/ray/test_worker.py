@@ -1,4 +1,4 @@
-"""A worker on a scripted place, behind a rotation that records its calls. tests/e2e/test_ray.py has a real cluster."""
+"""A worker on a scripted place, behind a list that records its calls. tests/e2e/test_ray.py has a real cluster."""
 
 from __future__ import annotations
 
