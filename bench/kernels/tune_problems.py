@@ -109,7 +109,7 @@ class Inputs:
         x = self.rows(rows, columns)
         if self.device != "meta":
             return quantize_rows_triton(x, E4M3, group)
-        scales = torch.empty(rows, -(-columns // group), device="meta")
+        scales = torch.empty(-(-columns // group), rows, device="meta").t()  # as on a GPU
         return Quantized(torch.empty(x.shape, dtype=E4M3, device="meta"), scales, group, x.dtype)
 
     def ids(self, tokens: int, shape: ExpertsShape) -> Tensor:
