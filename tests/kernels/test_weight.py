@@ -11,7 +11,8 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.norm_linear import norm_linear
-from mla_router.worker.kernels.weight import Quantized, Weight
+from mla_router.worker.kernels.quantize import as_quantized, in_form, quantize_rows
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Quantized, RowForm, Weight
 
 BLOCK = (4, 8)
 
@@ -116,3 +117,23 @@ def test_quantized_activations() -> None:
         got = linear(x, operand)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), exact @ exact_weight.T, rtol=1e-5, atol=1e-5)
+
+
+def test_form_for_several_products() -> None:
+    """Both forms where products differ; of two quantized dtypes the second product quantizes plain rows."""
+    fp8, int8 = (RowForm(False, dtype) for dtype in (torch.float8_e4m3fn, torch.int8))
+    assert fp8 | fp8 == fp8 and PLAIN_ROWS | PLAIN_ROWS == PLAIN_ROWS
+    assert fp8 | PLAIN_ROWS == PLAIN_ROWS | fp8 == RowForm(True, torch.float8_e4m3fn)
+    assert fp8 | int8 == RowForm(True, torch.float8_e4m3fn)
+
+
+def test_plain_rows_beside_quantized_ones() -> None:
+    """A product without a kernel for quantized rows takes the plain ones."""
+    plain = drawn(3, 256, seed=1)
+    x = in_form(plain, RowForm(True, torch.float8_e4m3fn))
+    assert isinstance(x, Quantized) and (x.shape, x.device) == (plain.shape, plain.device)
+    weight = drawn(5, 256, seed=2)
+    assert torch.equal(linear(x, Weight(weight)), linear(plain, Weight(weight)))
+    assert as_quantized(x, torch.float8_e4m3fn) is x
+    other, expected = as_quantized(x, torch.int8), quantize_rows(plain, torch.int8)
+    assert torch.equal(other.values, expected.values) and torch.equal(other.scales, expected.scales)

@@ -111,12 +111,14 @@ def test_a_layer_launches(case: str, launched: dict[str, list[str]]) -> None:
 
 @pytest.mark.parametrize("shape", FP8_SHAPES)
 @pytest.mark.parametrize("rows", FP8_ROWS)
-def test_only_results_of_attention_have_a_launch_to_quantize_them(
+def test_no_launch_quantizes_rows_of_a_decode_step(
     shape: str, rows: int, launched: dict[str, list[str]]
 ) -> None:
-    """Other rows leave the kernels that compute them in the form of the products that take them."""
+    """Rows leave the kernels that compute them in the form of the products that take them. An exception are the values of few
+    heads, which are faster in more programs than heads."""
     names = launched[f"{shape} {rows}"]
-    assert names.count("_quantize_kernel") in (0, LAYERS)
+    apart = shape == "deepseek-v2-lite-fp8" and rows > 16
+    assert names.count("_quantize_kernel") == (LAYERS if apart else 0)
     quantized = {"_quantized_linear_kernel", "_gate_up"}  # products of quantized rows
     assert quantized & set(names)
 

@@ -5,7 +5,7 @@ value of the type: the scheme of DeepSeek-V3 (arXiv:2412.19437, section 3.3.2). 
 scale a row or a tensor are computed with groups as well: smaller groups have no larger error.
 
 `quantize_rows` is a kernel of its own. A kernel whose result is needed quantized calls `quantized` at its end: norms, the
-gated activation and the value up-projection, which return rows `in_form`.
+gated activation and the value up-projection of latent attention, which return rows in the `RowForm` of their products.
 """
 
 from __future__ import annotations

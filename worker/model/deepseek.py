@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
 from mla_router.worker.kernels.attention.absorb_quantized import StaticFP8, takes_heads
+from mla_router.worker.kernels.attention.expand_rows import expand_rows
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
@@ -107,13 +108,14 @@ class LatentAttention(AttentionLayer):
 
     def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         q, kv = self.queries_and_latents(qkv)
-        out = q.new_empty(*q.shape[:2], self.v_head_dim)
         if batch.is_decode:
-            self.write_and_decode(q, kv, rotations, batch, cache, out)
+            rows = self.write_and_decode(q, kv, rotations, batch, cache)
         else:
+            out = q.new_empty(*q.shape[:2], self.v_head_dim)
             self.write(q, kv, rotations, batch, cache)
             batch.attend(self.attend, (q, kv), cache, out)
-        projected: Tensor = self.o_proj(out.flatten(1))
+            rows = out.flatten(1)
+        projected: Tensor = self.o_proj(rows)
         return projected
 
     def queries_and_latents(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,27 +174,24 @@ class LatentAttention(AttentionLayer):
         """Absorbed multi-query attention over the latents themselves."""
         w_uk, w_uv = self.up_projections()
         q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk, self.rounding())
-        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
+        latent = self.decode_latents(batch, q_latent, q, cache)
+        expand_values(latent, w_uv, out, self.rounding_of_latents())
 
     def decode_latents(
-        self,
-        batch: ForwardBatch,
-        q_latent: Tensor,
-        q: Tensor,
-        cache: Tensor,
-        w_uv: Weight,
-        out: Tensor,
-    ) -> None:
+        self, batch: ForwardBatch, q_latent: Tensor, q: Tensor, cache: Tensor
+    ) -> Tensor:
         q_pe = q[..., self.qk_nope_head_dim :]
-        latent = batch.attention[self.attention_index].mla_decode(
+        return batch.attention[self.attention_index].mla_decode(
             q_latent, q_pe, cache, scales=self.scales_of(cache)
         )
-        # Attended latents are averages of cached ones: these have the scale of the cache's rows
-        expand_values(latent, w_uv, out, self.rounding(self.kv_scales.keys))
 
     def rounding(self, scale: float = 1.0) -> StaticFP8 | None:
         """Returns the FP8 format of the activations in products with w_uk and w_uv (--mla-bmm-dtype)."""
         return None if self.bmm_dtype is None else StaticFP8(self.bmm_dtype, scale)
+
+    def rounding_of_latents(self) -> StaticFP8 | None:
+        """Attended latents are averages of cached ones: these have the scale of the cache's rows."""
+        return self.rounding(self.kv_scales.keys)
 
     def absorbs_quantized(self, weight: Weight, dtype: torch.dtype) -> bool:
         """Whether kv_b_proj stays quantized: it was asked for, and decode has kernels for its halves, head by head."""
@@ -214,9 +213,8 @@ class LatentAttention(AttentionLayer):
         rotations: Tensor,
         batch: ForwardBatch,
         cache: Tensor,
-        out: Tensor,
-    ) -> None:
-        """`write` and `decode` of the same rows: one kernel writes and absorbs the queries."""
+    ) -> Activations:
+        """Returns the rows for `o_proj`: `write` and `decode` of the same rows. One kernel writes and absorbs the queries."""
         w_uk, w_uv = self.up_projections()
         q_latent = rope_absorb(
             q,
@@ -232,7 +230,8 @@ class LatentAttention(AttentionLayer):
             kv_scale=self.scales_of(cache).keys,
             fp8=self.rounding(),
         )
-        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
+        latent = self.decode_latents(batch, q_latent, q, cache)
+        return expand_rows(latent, w_uv, self.o_proj.row_form(q), self.rounding_of_latents())
 
 
 class NonAbsorbedAttention(LatentAttention):
@@ -277,10 +276,11 @@ class NonAbsorbedAttention(LatentAttention):
         rotations: Tensor,
         batch: ForwardBatch,
         cache: Tensor,
-        out: Tensor,
-    ) -> None:
+    ) -> Activations:
         self.write(q, kv, rotations, batch, cache)
+        out = q.new_empty(*q.shape[:2], self.v_head_dim)
         self.decode(batch, q, cache, out)
+        return out.flatten(1)
 
 
 class MixtureOfExperts(FeedForward):
