@@ -139,12 +139,14 @@ def step_times(engine: Engine, plans: Iterator[StepPlan]) -> tuple[list[float], 
     return times, results
 
 
-def floor_ms(engine: Engine, size: int, length: int, bytes_per_second: float) -> float:
+def floor_ms(
+    engine: Engine, size: int, length: int, bytes_per_second: float, routed: int | None = None
+) -> float:
     """Of a decode step: weights, each expert if any of the batch's tokens is likely to take it, and KV
-    cache, read once."""
+    cache, read once. `routed`: the tokens of all DP ranks, which the experts take."""
     config, model = engine.model.config, engine.model
     experts, taken = getattr(config, "num_experts", 0), getattr(config, "experts_per_token", 0)
-    hit = 1 - (1 - taken / experts) ** size if experts else 0.0
+    hit = 1 - (1 - taken / experts) ** (routed or size) if experts else 0.0
     weights = 0.0
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name and not config.tie_word_embeddings:

@@ -1,0 +1,92 @@
+"""A group of ranks of which one exists, for simulations of one rank of several on one device.
+
+Rank 0 is real. A gather returns its rows and random rows in place of the others': in a mixture their tokens spread over
+the experts. A sum returns its own part. On a GPU each collective occupies the stream for the modelled time of NVLink, by a
+kernel that looks at the device's clock, so that captured graphs and work beside them are as with real collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.language.extra.cuda import globaltimer
+
+from mla_router.worker.kernels.comm.group import Group
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank sends and receives `bytes_per_s` at the same time. Each collective takes `latency_s` more."""
+
+    bytes_per_s: float
+    latency_s: float
+
+    def gather_s(self, nbytes: int, ranks: int) -> float:
+        """Returns the seconds of a gather with a result of `nbytes`, or of a reduce-scatter of as many: a rank receives, or
+        sends, the parts of all others once."""
+        return self.latency_s + nbytes * (ranks - 1) / ranks / self.bytes_per_s
+
+    def all_reduce_s(self, nbytes: int, ranks: int) -> float:
+        """Returns the seconds of an all-reduce: a reduce-scatter and a gather, with the latency of one."""
+        return 2 * self.gather_s(nbytes, ranks) - self.latency_s
+
+
+class LoopbackGroup(Group):
+    """Rank 0 of `size` ranks without the others."""
+
+    def __init__(self, size: int, link: Link, most_rows: int) -> None:
+        """`most_rows`: of this rank in one `gather_rows`."""
+        super().__init__(0, size, object())
+        self.link = link
+        self.waited_s = 0.0  # modelled time of all calls so far; a replayed graph makes none
+        self._most = most_rows
+        self._rows: Tensor | None = None
+
+    @property
+    def backend(self) -> str:
+        return "loopback"
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._wait(x, self.link.all_reduce_s(x.nbytes, self.size))
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Returns `x` in place of each rank's."""
+        self._wait(x, self.link.gather_s(self.size * x.nbytes, self.size))
+        return torch.cat([x] * self.size, dim)
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Returns own rows, then random ones. The next call overwrites own rows."""
+        own, total = len(x), sum(counts)
+        assert own == counts[0] <= self._most, f"{own} rows, {counts=}, {self._most=}"
+        if self._rows is None:
+            # The same random rows at all sizes: own rows end where they begin
+            self._rows = x.new_empty(self.size * self._most, *x.shape[1:]).normal_()
+        start = self._most - own
+        rows = self._rows[start : start + total]
+        rows[:own] = x
+        self._wait(x, self.link.gather_s(rows.nbytes, self.size))
+        return rows
+
+    def scatter_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        self._wait(x, self.link.gather_s(x.nbytes, self.size))
+        return x[: counts[0]]
+
+    def _wait(self, x: Tensor, seconds: float) -> None:
+        if not x.numel():
+            return
+        self.waited_s += seconds
+        if x.is_cuda:
+            _wait_on_device[(1,)](round(1e9 * seconds), num_warps=1)
+
+
+@triton.jit(do_not_specialize=["nanoseconds"])
+def _wait_on_device(nanoseconds):
+    now = globaltimer()
+    end = now + nanoseconds
+    while now < end:
+        now = globaltimer()

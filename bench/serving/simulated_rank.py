@@ -1,0 +1,349 @@
+"""Times one rank of eight of DeepSeek-V3 on one GPU, with the others simulated.
+
+    python bench/serving/simulated_rank.py --attention dp tp --layers 12
+
+The engine is that of rank 0 of `--ranks`, with random weights of the real shapes, FP8, its experts (expert parallelism) and
+all of the attention (`dp`: each rank has requests of its own) or its heads (`tp`: all ranks have the same requests). Its
+exchange with the others is a loopback of the real sizes, which takes the modelled time of NVLink (`loopback.py`). Left
+out are the waits of ranks for each other, whose loads differ, and the schedulers' agreement on steps.
+
+With fewer `--layers` than the model has, the time of the others is that of the last ones: measured by leaving them out.
+The batch sizes are requests a rank, also with `tp`: all ranks together have the same requests in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+from bench_one_batch import Batch, floor_ms, read_speed, step_times
+from loopback import Link, LoopbackGroup
+from mla_router.worker import flags
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.kernels.comm.groups import Groups
+from mla_router.worker.model.deepseek import MixtureOfExperts
+from mla_router.worker.model.experts import Experts
+
+SHAPE = Path(__file__).resolve().parents[1] / "shapes" / "deepseek-v3-fp8"
+# Assumed, not measured: four fifths of the 450 GB/s that NVLink 4 has in each direction
+LINK_GB_PER_S = 360.0
+# Assumed, for a small collective of eight GPUs
+LATENCY_US = 10.0
+STEPS = 8
+
+
+def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--attention", nargs="+", choices=("dp", "tp"), default=["dp"])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=0, help="0: all of the model")
+    parser.add_argument("--batch-size", type=int, nargs="*", default=[1, 8, 32, 64, 128])
+    parser.add_argument("--input-len", type=int, default=1024)
+    parser.add_argument("--prefill-tokens", type=int, default=4096, help="of a rank; 0: none")
+    parser.add_argument("--link-gb-per-s", type=float, default=LINK_GB_PER_S)
+    parser.add_argument("--latency-us", type=float, default=LATENCY_US, help="of each collective")
+    parser.add_argument("--kernels", action="store_true", help="print the split by kernels")
+    parser.add_argument("--out", type=Path)
+    parser.set_defaults(temperature=0.0, output_len=STEPS + 2)
+    flags.add_flags(parser)
+    parser.set_defaults(model_path=str(SHAPE), load_format="dummy")
+    args = parser.parse_args()
+    return args, flags.from_namespace(args)
+
+
+class Division(NamedTuple):
+    """The requests of a rank, for `size` requests a rank in the group."""
+
+    attention: str
+    ranks: int
+
+    def requests(self, size: int) -> int:
+        """Returns the requests whose attention a rank computes."""
+        return size if self.attention == "dp" else size * self.ranks
+
+    def groups(self, link: Link, most_rows: int) -> Groups:
+        group = LoopbackGroup(self.ranks, link, most_rows)
+        return Groups(exchange=group) if self.attention == "dp" else Groups(attention=group)
+
+
+def of_layers(folder: Path, layers: int, into: Path) -> int:
+    """Writes the config of `folder` with its first `layers` layers, 0 for all. Returns the number of all layers."""
+    raw = json.loads((folder / "config.json").read_text())
+    whole = int(raw["num_hidden_layers"])
+    raw["num_hidden_layers"] = layers or whole
+    (into / "config.json").write_text(json.dumps(raw))
+    return whole
+
+
+def load(config: WorkerConfig, division: Division, args: argparse.Namespace) -> Engine:
+    """Returns the engine of rank 0, with graphs of the batch sizes alone."""
+    sizes = [division.requests(size) for size in args.batch_size]
+    prefill = max(args.prefill_tokens, config.page_size)
+    pages = 1 + (args.input_len + args.output_len) // config.page_size
+    prompts = -(-prefill // args.input_len)
+    slots = max([*sizes, prompts])
+    own = dataclasses.replace(
+        config,
+        tp_size=args.ranks,
+        ep_size=args.ranks,
+        max_running_requests=slots,
+        max_total_tokens=(slots + 1) * pages * config.page_size,
+        max_prefill_tokens=prefill,
+        chunked_prefill_size=prefill,
+        context_length=2 * pages * config.page_size,
+        cuda_graph_bs=",".join(map(str, sizes)),
+        piecewise_cuda_graph_max_tokens=0,
+        mem_fraction_static=0.97,
+    )
+    link = Link(1e9 * args.link_gb_per_s, 1e-6 * args.latency_us)
+    groups = division.groups(link, slots + prefill)
+    return load_engine(own, groups, expert_parts=args.ranks)
+
+
+def leave_out(engine: Engine, layers: int) -> None:
+    """Leaves the first `layers` layers."""
+    del engine.model.model.layers[layers:]
+    engine.capture_graphs(engine.runners.sizes)
+
+
+def decode_plans(engine: Engine, requests: int, args: argparse.Namespace) -> list[StepPlan]:
+    """Admits `requests` and returns the plans of their decode steps."""
+    batch = Batch(engine, requests, args)
+    step_times(engine, iter([batch.begin_without_prefill()]))
+    return [batch.decode_plan(step) for step in range(1, STEPS + 1)]
+
+
+def decode_ms(engine: Engine, requests: int, args: argparse.Namespace) -> float:
+    """Returns the median milliseconds of a decode step."""
+    plans = decode_plans(engine, requests, args)
+    times = [time for _ in range(3) for time in step_times(engine, iter(plans))[0][2:]]
+    return 1e3 * statistics.median(times)
+
+
+def prefill_ms(engine: Engine, args: argparse.Namespace) -> float:
+    """Returns the milliseconds of a step of `--prefill-tokens` tokens, in prompts of `--input-len`."""
+    batch = Batch(engine, max(1, args.prefill_tokens // args.input_len), args)
+    budget = args.prefill_tokens
+
+    def once() -> float:
+        return sum(step_times(engine, batch.prefill_plans(budget))[0])
+
+    once()
+    return 1e3 * min(once() for _ in range(3))
+
+
+def mixtures(engine: Engine) -> list[MixtureOfExperts]:
+    return [module for module in engine.model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+@torch.inference_mode()
+def experts_us(engine: Engine, rows: int) -> float:
+    """Returns the microseconds of a layer's routed experts on this rank, for `rows` rows of all ranks."""
+    hidden = engine.model.config.hidden_size
+    x = torch.randn(rows, hidden, dtype=engine.dtype, device=engine.device)
+    calls = []
+    for layer in mixtures(engine):
+        assert isinstance(layer.experts, Experts)
+        calls.append((layer.experts, *layer.gate(x)))
+
+    def run() -> Tensor:
+        return [experts(x, weights, ids) for experts, weights, ids in calls][-1]
+
+    return seconds_on_device(run, engine.device) * 1e6 / len(calls)
+
+
+def seconds_on_device(run: Callable[[], Any], device: torch.device) -> float:
+    """Returns the seconds of `run`, of a captured graph on a GPU; zero elsewhere, where `run` is run once."""
+    run()
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = run()
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    del kept
+    return statistics.median(times)
+
+
+def kernel_us(engine: Engine, requests: int, args: argparse.Namespace) -> Counter[str]:
+    """Returns the microseconds of a decode step by kernel, which may run beside each other."""
+    plans = decode_plans(engine, requests, args)
+    found: Counter[str] = Counter()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step_times(engine, iter(plans))
+    for event in profile.key_averages():
+        found[event.key] += event.self_device_time_total / len(plans)
+    return found
+
+
+class Depths(NamedTuple):
+    """Layers that are measured, those left after leaving some out, and those of the model."""
+
+    measured: int
+    left: int
+    whole: int
+
+    def extrapolate(self, measured: float, left: float) -> tuple[float, float]:
+        """Returns a value of the whole model, and of one of the last layers, from the values of both depths."""
+        each = (measured - left) / (self.measured - self.left)
+        return measured + (self.whole - self.measured) * each, each
+
+
+def simulate(
+    config: WorkerConfig, division: Division, args: argparse.Namespace, whole: int
+) -> list[dict[str, Any]]:
+    """Returns a row for each batch size, and one for a prefill step."""
+    engine = load(config, division, args)
+    on_gpu = engine.device.type == "cuda"
+    speed = read_speed(engine.device)
+    layers, sparse = len(engine.model.model.layers), len(mixtures(engine))
+    if not sparse:
+        raise SystemExit(f"--layers {layers}: none of them has experts")
+    depths = Depths(layers, max(layers - sparse, layers // 2), whole)
+    weights = sum(parameter.nbytes for parameter in engine.model.parameters())
+
+    def measure() -> dict[str, tuple[float, float]]:
+        """Returns step and floor in milliseconds, by the name of the step."""
+        found = {}
+        for size in args.batch_size:
+            requests = division.requests(size)
+            routed = size * division.ranks
+            floor = floor_ms(engine, requests, args.input_len, speed, routed=routed)
+            found[f"decode {size}"] = (decode_ms(engine, requests, args), floor)
+        if args.prefill_tokens:
+            found["prefill"] = (prefill_ms(engine, args), 0.0)
+        return found
+
+    deep = measure()
+    experts = {}
+    for size in args.batch_size:
+        rows_of_all = size * args.ranks
+        floor_us = experts_floor_us(engine, rows_of_all, speed)
+        experts[size] = {
+            "experts_us": round(experts_us(engine, rows_of_all), 1),
+            "experts_floor_us": round(floor_us, 1),
+        }
+    split = None
+    if args.kernels and on_gpu and args.batch_size:
+        split = kernel_us(engine, division.requests(args.batch_size[-1]), args)
+    leave_out(engine, depths.left)
+    shallow = measure()
+    rows = []
+    for name in deep:
+        (step, each), (floor, _) = (
+            depths.extrapolate(deep[name][i], shallow[name][i]) for i in range(2)
+        )
+        kind, _, number = name.partition(" ")
+        tokens = (
+            int(number) * args.ranks
+            if number
+            else args.prefill_tokens * (args.ranks if division.attention == "dp" else 1)
+        )
+        row = {
+            "attention": division.attention,
+            "step": kind,
+            "requests_a_rank": int(number or 0),
+            "layers": layers,
+            "layer_us": round(1e3 * each, 1),
+            "step_ms": round(step, 3),
+            "floor_ms": round(floor, 3),
+            "tokens_per_s_of_all": round(1e3 * tokens / step),
+        }
+        if number:
+            row |= experts[int(number)]
+        rows.append(row)
+    if split is not None:
+        show_kernels(split, layers)
+        rows[-1 if not args.prefill_tokens else -2]["kernels_us"] = {
+            name: round(us, 1) for name, us in split.most_common(16)
+        }
+    print(f"weights of {layers} layers: {weights / 1e9:.1f} GB; reads {speed / 1e12:.2f} TB/s")
+    return rows
+
+
+def experts_floor_us(engine: Engine, rows: int, speed: float) -> float:
+    """Returns the microseconds in which the routed experts of a layer are read, if `rows` rows choose them at random."""
+    experts = mixtures(engine)[0].experts
+    nbytes = sum(parameter.nbytes for parameter in experts.parameters())
+    config: Any = engine.model.config
+    hit = 1 - (1 - config.experts_per_token / config.num_experts) ** rows
+    return 1e6 * nbytes * hit / speed
+
+
+def show_kernels(split: Counter[str], layers: int) -> None:
+    print(
+        f"largest batch, us of a step of {layers} layers by kernel (they may run beside each other):"
+    )
+    for name, us in split.most_common(16):
+        print(f"  {us:9.1f}  {100 * us / split.total():5.1f}%  {name[:90]}")
+
+
+def show(rows: list[dict[str, Any]], whole: int) -> None:
+    print(
+        "simulated  step     requests  step ms  floor ms  tokens/s of all  layer us  experts us  floor us"
+    )
+    for row in rows:
+        print(
+            f"{row['attention']:9s}  {row['step']:8s} {row['requests_a_rank']:8d} {row['step_ms']:8.2f} {row['floor_ms']:9.2f} "
+            f"{row['tokens_per_s_of_all']:16,d} {row['layer_us']:9.1f} {row.get('experts_us', 0):11.1f} "
+            f"{row.get('experts_floor_us', 0):9.1f}"
+        )
+    by_size: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_size.setdefault(row["requests_a_rank"], {})[row["attention"]] = row[
+            "tokens_per_s_of_all"
+        ]
+    for size, found in by_size.items():
+        if len(found) == 2:
+            what = f"{size} requests a rank" if size else "prefill"
+            print(
+                f"simulated: DP attention against TP attention, {what}: {found['dp'] / found['tp']:.2f}x"
+            )
+    if rows[0]["layers"] < whole:
+        print(f"simulated: {rows[0]['layers']} of {whole} layers measured, the others extrapolated")
+
+
+def main() -> None:
+    args, config = parse_args()
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = of_layers(config.folder, args.layers, folder)
+        own = dataclasses.replace(config, model_path=str(folder))
+        for attention in args.attention:
+            rows += simulate(own, Division(attention, args.ranks), args, whole)
+    show(rows, whole)
+    settings = {key: vars(args)[key] for key in ("ranks", "layers", "input_len", "prefill_tokens")}
+    settings |= {"link_gb_per_s": args.link_gb_per_s, "latency_us": args.latency_us}
+    record("simulated_rank", {"simulated": True, "config": settings, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
