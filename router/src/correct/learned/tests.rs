@@ -46,6 +46,20 @@ fn a_request_in_flight_when_the_cache_was_emptied_teaches_nothing() {
     assert_eq!(learned.learn(&tree, WORKER, &key, &mut prediction, usage).1, None);
 }
 
+#[test]
+fn a_restart_restores_the_capacity_before_its_first_miss() {
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
+    for tick in 1..5 {
+        compute(&learned, InsertReceipt { held: 0, last_used: None, tick: LruTick::at(tick) });
+    }
+    for tick in 5..7 {
+        assert_eq!(miss(&learned, &tree, 1, tick), Some(Finding::Evicted { blocks: 0 }));
+    }
+    assert!(learned.capacity() < 1 << 20);
+    assert_eq!(miss(&learned, &tree, 1, 7), Some(Finding::NoCache));
+    assert_eq!(learned.capacity(), 1 << 20);
+}
+
 /// Sends a prompt and has it computed.
 fn compute(learned: &LearnedCache, receipt: InsertReceipt) -> Prediction {
     let epoch = learned.begin();
