@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
@@ -102,7 +101,8 @@ class DecoderLayer(nn.Module):
         h = h + mlp(post_attention_layernorm(h))
 
     Each sum is left to the norm behind it, since one kernel does both. So a half takes and returns two tensors
-    [T, hidden_size], whose sum is h: `hidden_states`, and the `residual`, which is None before the first layer.
+    [T, hidden_size], whose sum is h: `hidden_states`, and the `residual`, which is None before the first layer. If ranks
+    divide the layer, `hidden_states` is a part of this rank: the norm sums the parts as well.
     """
 
     def __init__(self, config: ModelConfig, self_attn: AttentionLayer, mlp: FeedForward) -> None:
@@ -111,8 +111,6 @@ class DecoderLayer(nn.Module):
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
-        # Of the ranks that have parts of this layer; each half sums their results
-        self.group = Group.alone()
 
     def forward(
         self,
@@ -136,17 +134,14 @@ class DecoderLayer(nn.Module):
         qkv, residual = self.input_layernorm.add_and_project(
             self.self_attn.qkv_proj, hidden_states, residual
         )
-        attended = self.self_attn(qkv, rotations, batch, cache)
-        return self.group.all_reduce(attended), residual
+        attended: Tensor = self.self_attn(qkv, rotations, batch, cache)
+        return attended, residual
 
     def feed_forward(
         self, hidden_states: Tensor, residual: Tensor, exchange: Exchange
     ) -> tuple[Tensor, Tensor]:
         """The rows may be some of a step's: no row reads another one here."""
-        out, residual = self.mlp.after_norm(
-            self.post_attention_layernorm, hidden_states, residual, exchange
-        )
-        return self.group.all_reduce(out), residual
+        return self.mlp.after_norm(self.post_attention_layernorm, hidden_states, residual, exchange)
 
     def finish(
         self,

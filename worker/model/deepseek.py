@@ -410,7 +410,7 @@ class Gate(nn.Module):
     ) -> tuple[Activations, Tensor, Tensor]:
         """Returns the normalized sum of `hidden_states` and `residual` in `form`, the sum, and the logits to `choose` by."""
         logits, total, normed = norm_linear(
-            hidden_states,
+            norm.sum(hidden_states, residual),
             residual,
             norm.weight,
             norm.eps,

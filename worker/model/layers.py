@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
-from mla_router.worker.kernels.rms_norm import add_rms_norm, norm_rows, rms_norm
+from mla_router.worker.kernels.rms_norm import norm_rows, rms_norm
 from mla_router.worker.kernels.silu_and_mul import gated_rows
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
 from mla_router.worker.model.exchange import Exchange
@@ -30,22 +31,27 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm of rows [T, size]."""
+    """Root mean square norm of rows [T, size].
+
+    `group`: ranks that divide the layer before. Its results are then parts, and a norm that adds a residual first sums
+    them over the ranks.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = empty_parameter(size)
         self.eps = eps
+        self.group = Group.alone()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
 
     def add(self, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the normalized sum of `hidden_states` and `residual`, and the sum. Without a residual the sum is
-        `hidden_states`."""
+        """Returns the normalized sum of `hidden_states` of all ranks and `residual`, and the sum. Without a residual the
+        sum is `hidden_states`. May overwrite `hidden_states`."""
         if residual is None:
             return rms_norm(hidden_states, self.weight, self.eps), hidden_states
-        return add_rms_norm(hidden_states, residual, self.weight, self.eps)
+        return self.group.sum_add_norm(hidden_states, residual, self.weight, self.eps)
 
     # ---- Fast path ----
 
@@ -56,7 +62,11 @@ class RMSNorm(nn.Module):
         for both."""
         if projection.bias is None and has_kernel(hidden_states, projection.shape.outputs):
             projected, total, _ = norm_linear(
-                hidden_states, residual, self.weight, self.eps, projection.operand
+                self.sum(hidden_states, residual),
+                residual,
+                self.weight,
+                self.eps,
+                projection.operand,
             )
             return projected, total
         rows, total = self.add_for(projection.row_form(hidden_states), hidden_states, residual)
@@ -66,7 +76,14 @@ class RMSNorm(nn.Module):
         self, form: RowForm, hidden_states: Tensor, residual: Tensor | None
     ) -> tuple[Activations, Tensor]:
         """Returns `add`, with the normalized rows in the form of the products that take them."""
-        return norm_rows(hidden_states, residual, self.weight, self.eps, form)
+        if form == PLAIN_ROWS:
+            return self.add(hidden_states, residual)
+        summed = self.sum(hidden_states, residual)
+        return norm_rows(summed, residual, self.weight, self.eps, form)
+
+    def sum(self, hidden_states: Tensor, residual: Tensor | None) -> Tensor:
+        """Returns the sum over ranks of the rows that come with a residual."""
+        return hidden_states if residual is None else self.group.all_reduce(hidden_states)
 
 
 class FeedForward(nn.Module):

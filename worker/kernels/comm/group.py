@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (
 )
 
 from mla_router.worker.kernels.comm.connect import LOOPBACK, connect
+from mla_router.worker.kernels.rms_norm import add_rms_norm
 
 # NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
 # messages of so many numbers differ.
@@ -88,6 +89,12 @@ class Group:
         if self._processes is not None and x.numel():
             _finish(self._processes.allreduce([x], self._reduce))
         return x
+
+    def sum_add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Returns `add_rms_norm` of the sum of x [T, N] over the ranks. Overwrites `x`, which is contiguous."""
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Returns the `x` of all ranks, in the order of the ranks, joined along the axis `dim`, which is not negative."""

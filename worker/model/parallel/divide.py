@@ -25,8 +25,8 @@ from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.decoder import DecoderLayer
 from mla_router.worker.model.deepseek import Gate, MixtureOfExperts
+from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear, LinearShape
 from mla_router.worker.model.parallel.placement import Placement, trivial
 from mla_router.worker.model.parallel.ranks import Ranks, Share
@@ -115,7 +115,7 @@ def divide(
         share = ranks.every if linear in of_mixtures else ranks.attention
         _divide_linear(name, linear, block, config, ranks, share, stacks.get(linear))
     for module in model.modules():
-        if isinstance(module, DecoderLayer):
+        if isinstance(module, RMSNorm):
             module.group = groups.attention
 
 
