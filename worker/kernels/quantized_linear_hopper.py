@@ -36,7 +36,9 @@ MAX_OUTPUTS_OF_MANY_ROWS = (
     16384  # for over 32 rows: larger weights have programs enough for the other kernel
 )
 OUTPUTS = 64  # of a program: rows of a warpgroup's product
-STAGES = 8  # the fastest of 4, 8 and as many as have room on an H200
+# The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
+# of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead
+STAGES = 8
 CONSUMER_REGISTERS = {8: 96, 16: 96, 32: 112, 64: 160}  # of a thread, by rows of x in a tile
 PRODUCER_REGISTERS = 24
 
