@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.kernels.attention import mla_decode_hopper
+from mla_router.worker.kernels.attention import mla_decode_hopper, mla_decode_wide
 from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule,
     decode_schedule_torch,
@@ -217,7 +217,10 @@ def launch(shapes: list[tuple[int, int, int, int]]) -> None:
 
 
 def hopper_launches() -> None:
-    with patch.object(mla_decode_hopper, "is_hopper", return_value=True):
+    with (
+        patch.object(mla_decode_hopper, "is_hopper", return_value=True),
+        patch.object(mla_decode_wide, "is_hopper", return_value=True),
+    ):
         launches()
 
 
@@ -260,10 +263,17 @@ def check_compiled(launched: Callable[[], None]) -> None:
         assert report.has_wgmma == (chosen.block_rows == 64), report
 
 
-def test_hoppers_kernel_compiled_for_sm_90() -> None:
+def test_hoppers_kernels_compiled_for_sm_90() -> None:
     """Gluon has no interpreter: results are tested on a GPU (`tests/gpu/test_mla_decode_cuda.py`)."""
-    reports = [r for r in compile_sm90(hopper_launches) if r.kernel == "attend_hopper_kernel"]
-    assert {report.constants["PAGE_SIZE"] for report in reports} == {16, 64}
+    kernels = ("attend_hopper_kernel", "attend_wide_kernel")
+    reports = [r for r in compile_sm90(hopper_launches) if r.kernel in kernels]
+    few, wide = ([r for r in reports if r.kernel == kernel] for kernel in kernels)
+    assert {report.constants["PAGE_SIZE"] for report in few} == {16, 64}
+    assert {(r.constants["HEADS"], r.constants["QUERIES"]) for r in wide} == {
+        (128, 1),
+        (16, 2),
+        (16, 4),
+    }
     for report in reports:
         report.check()
         report.check_resident(1)

@@ -46,7 +46,8 @@ def tiling(
     `width` numbers, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
     On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
-    (docs/design/kernels.md). The tiles of 32 and 64 rows are the fastest for 2 and 4 new tokens.
+    (docs/design/kernels.md). For more rows Hopper's kernel has 64 rows, filled or not, and is faster than the Triton kernel
+    with tiles of 32 rows for 2 new tokens.
     """
     candidates = _mla_candidates(num_heads * queries, requests, on, fp8=fp8)
 
@@ -71,9 +72,12 @@ def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[
         return [narrow]
     low = Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
     lowest = replace(low, block_tokens=32)
+    tall = replace(low, block_rows=64)
+    if on.is_hopper and not fp8:  # `mla_decode_wide.py`
+        return [tall, low, lowest]
     if rows <= 32 or on.has_tensor_memory or fp8:  # tiles of 64 rows of FP8 spill registers
         return [low, lowest]
-    return [replace(low, block_rows=64), low, lowest]
+    return [tall, low, lowest]
 
 
 def _legal(

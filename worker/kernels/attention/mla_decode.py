@@ -29,6 +29,11 @@ from mla_router.worker.kernels.attention.mla_decode_hopper import (
     suits_hopper,
 )
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
+from mla_router.worker.kernels.attention.mla_decode_wide import (
+    NUM_WARPS,
+    attend_wide_kernel,
+    suits_wide,
+)
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales, is_fp8
@@ -169,7 +174,18 @@ def mla_decode_triton(
                 *arguments, **shape, SETTLED=settled, num_warps=4, **launch_options()
             )
             return Parts(partial_out, partial_lse, schedule)
-        attend_kernel[(schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)](
+        programs = schedule.num_parts * triton.cdiv(rows, tiling.block_rows)
+        if not (fp8 or prefix) and suits_wide(tiling, q_latent, q_pe):
+            attend_wide_kernel[(programs,)](
+                *arguments,
+                **shape,
+                QUERIES=queries,
+                SETTLED=settled,
+                num_warps=NUM_WARPS,
+                **launch_options(),
+            )
+            return Parts(partial_out, partial_lse, schedule)
+        attend_kernel[(programs,)](
             *arguments,
             kv_scale,
             **shape,

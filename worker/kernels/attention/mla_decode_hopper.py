@@ -112,7 +112,7 @@ def attend_hopper_kernel(
             skipped,
             TOKENS,
         )
-        page = _pages_of(pages, first, tokens, length, PAGE_SIZE)
+        page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
         token = request.to(gl.int64)
@@ -122,7 +122,7 @@ def attend_hopper_kernel(
         rope_query = gl.load(q_pe + token * q_pe_stride_t + at_rope, mask=row < HEADS, other=0.0)
         for stage in gl.static_range(STAGES):
             block = first + stage
-            _copy(
+            copy_rows(
                 cache,
                 page,
                 latents.index(stage),
@@ -133,7 +133,7 @@ def attend_hopper_kernel(
                 length,
                 PAGE_SIZE,
             )
-            page = _pages_of(pages, block + 1, tokens, length, PAGE_SIZE)
+            page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
         latent_queries.store(latent_query)
         rope_queries.store(rope_query)
 
@@ -175,7 +175,7 @@ def attend_hopper_kernel(
             # All threads have read this block
             gl.thread_barrier()
             block = i + STAGES
-            _copy(
+            copy_rows(
                 cache,
                 page,
                 latents.index(room),
@@ -186,7 +186,7 @@ def attend_hopper_kernel(
                 length,
                 PAGE_SIZE,
             )
-            page = _pages_of(pages, block + 1, tokens, length, PAGE_SIZE)
+            page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
         total_weight = gl.sum(weighed, 0)
         # A row that sees nothing of this part has weight 0
         acc *= gl.expand_dims(1 / gl.where(total_weight == 0.0, 1.0, total_weight), 0)
@@ -204,14 +204,14 @@ def attend_hopper_kernel(
 
 
 @gluon.jit
-def _pages_of(pages, block, tokens, length, PAGE_SIZE: gl.constexpr):
+def pages_of_rows(pages, block, tokens, length, PAGE_SIZE: gl.constexpr):
     """Returns the page of each row of a block; 0 beyond the end."""
     at = block * TOKENS + tokens
     return gl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
 
 
 @gluon.jit
-def _copy(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE: gl.constexpr):
+def copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE: gl.constexpr):
     """Starts to copy a block's rows as one group of copies, which is empty from the block `last` on. Rows beyond the end
     belong to another request or to none, and may be NaN: zeros are copied instead."""
     if block < last:
