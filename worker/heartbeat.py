@@ -30,13 +30,18 @@ class Heartbeat:
 
     @classmethod
     def create(cls) -> Heartbeat:
-        """Allocates the pages of MAX_RANKS ranks, which last until every process has closed the descriptor. The kernel
-        gives memory to those that are written. Returns the heartbeat of rank 0."""
+        """Allocates pages, which last until every process has closed the descriptor. Returns the heartbeat of rank 0."""
+        heartbeat = cls(cls.allocate())
+        weakref.finalize(heartbeat, os.close, heartbeat.descriptor)
+        return heartbeat
+
+    @staticmethod
+    def allocate() -> int:
+        """Allocates the pages of MAX_RANKS ranks, and returns their descriptor. The kernel gives memory to those that are
+        written."""
         descriptor = os.memfd_create("mla-router-heartbeat")
         os.ftruncate(descriptor, MAX_RANKS * _BYTES)
-        heartbeat = cls(descriptor)
-        weakref.finalize(heartbeat, os.close, descriptor)
-        return heartbeat
+        return descriptor
 
     def of_rank(self, rank: int) -> Heartbeat:
         """Returns the heartbeat of another rank, which is valid as long as this one."""

@@ -110,7 +110,7 @@ def step_us(
     last: Step | None = None
     while not ends or scheduler.requests:
         scheduler.receive(in_flight=last is not None)
-        step = scheduler.forward(scheduler.planner.next_step())
+        step = scheduler.forward(scheduler.next_step())
         if last is not None:
             scheduler.postprocess(last)
             if len(last.decodes) == rows:

@@ -2,8 +2,10 @@
 
     python bench/serving/step_overhead.py --out bench/results/step_overhead.jsonl
     python bench/serving/step_overhead.py --tp-size 1 2 8 --out bench/results/step_overhead.jsonl
+    python bench/serving/step_overhead.py --dp-size 1 2 8 --out bench/results/step_overhead.jsonl
 
-With several ranks, the calls go to other processes, which decode them and do nothing.
+With several ranks, the calls go to other processes, which decode them and do nothing. With several DP ranks, the schedulers
+of the others are processes without requests, which agree on each step; `schedule` then has the agreement.
 
 It is the CPU time of the scheduler's thread, which other processes hardly affect. Medians are over steps. Messages use
 real sockets. Further figures: requests per second with prompts of one token, and operations per second of the prefix
@@ -18,10 +20,12 @@ import itertools
 import multiprocessing
 import os
 import random
+import select
 import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +41,15 @@ from mla_router.worker.core import (
     StepResult,
     TokenMasks,
 )
+from mla_router.worker.dp_group import DpGroup, Mailbox, dp_groups
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.ranks.calls import Masks, Sample
 from mla_router.worker.ranks.channel import CallReceiver, CallSender
 from mla_router.worker.ranks.leader import Leader
 from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.lockstep import Lockstep
 from mla_router.worker.scheduler.radix_cache import RadixCache
 from mla_router.worker.scheduler.scheduler import Scheduler
 from mla_router.worker.scheduler.step import Step
@@ -119,10 +126,44 @@ class Ranks:
             process.join()
 
 
+def agree(group: DpGroup, rank: int) -> None:
+    """Takes part in the steps of other DP ranks until this process ends."""
+    mailbox = Mailbox(group, rank)
+    lockstep = Lockstep(mailbox, Heartbeat.create())
+    while True:
+        lockstep.join(None)
+        if not lockstep.is_awaited:
+            select.select([mailbox], [], [], 1.0)
+
+
+class DpRanks:
+    """The processes of the other DP ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._opened = ExitStack()
+        groups = self._opened.enter_context(dp_groups(size))
+        context = multiprocessing.get_context("fork")  # they inherit the sockets
+        self._processes = [
+            context.Process(target=agree, args=(groups[rank], rank), daemon=True)
+            for rank in range(1, size)
+        ]
+        for process in self._processes:
+            process.start()
+        self.lockstep = Lockstep(Mailbox(groups[0], 0), Heartbeat.create())
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._opened.close()
+
+
 class Bench:
     """A scheduler with a null engine, and the server's end of its sockets."""
 
-    def __init__(self, folder: Path, capacity: Capacity, ranks: int = 1) -> None:
+    def __init__(
+        self, folder: Path, capacity: Capacity, ranks: int = 1, dp_ranks: DpRanks | None = None
+    ) -> None:
         self.context = zmq.Context()
         self.heard = self.context.socket(zmq.PULL)
         self.heard.bind(f"ipc://{folder}/to_server_0")
@@ -135,7 +176,10 @@ class Bench:
         engine: Any = NullEngine(capacity)
         if ranks > 1:
             engine = Leader(engine, self.ranks.sender)
-        self.scheduler = Scheduler(engine, self.channel, WorkerConfig(), vocab_size=VOCAB)
+        group = dp_ranks.lockstep if dp_ranks is not None else None
+        self.scheduler = Scheduler(
+            engine, self.channel, WorkerConfig(), vocab_size=VOCAB, group=group
+        )
         self.last: Step | None = None
 
     def send(self, messages: list[ToScheduler]) -> None:
@@ -152,7 +196,7 @@ class Bench:
         begin = clock()
         scheduler.receive(in_flight=self.last is not None)
         received = clock()
-        step = scheduler.planner.next_step()
+        step = scheduler.next_step()
         scheduled = clock()
         step = scheduler.forward(step)
         launched = clock()
@@ -184,14 +228,21 @@ def requests(
 
 
 def steps(
-    folder: Path, rows: int, waiting: int, for_memory: bool, count: int, ranks: int = 1
+    folder: Path,
+    rows: int,
+    waiting: int,
+    for_memory: bool,
+    count: int,
+    ranks: int = 1,
+    dp_size: int = 1,
 ) -> dict[str, Any]:
     """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for
     memory."""
     max_tokens = 2 * count + 1000
     pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
     slots = 2 * rows if for_memory else rows
-    bench = Bench(folder, Capacity(pages, PAGE_SIZE, slots, 1 << 20), ranks)
+    dp_ranks = DpRanks(dp_size) if dp_size > 1 else None
+    bench = Bench(folder, Capacity(pages, PAGE_SIZE, slots, 1 << 20), ranks, dp_ranks)
     bench.send(requests(rows, max_tokens, PROMPT_TOKENS))
     while bench.scheduler.planner.waiting:
         bench.turn()
@@ -206,10 +257,13 @@ def steps(
     assert len(bench.scheduler.planner.running) == rows, "somebody has ended or come"
     assert len(bench.scheduler.planner.waiting) == waiting
     bench.close()
+    if dp_ranks is not None:
+        dp_ranks.close()
     phases = [statistics.median(column) / 1000 for column in zip(*timed, strict=True)]
     totals = sorted(sum(turn) / 1000 for turn in timed)
     return {
         **({"ranks": ranks} if ranks > 1 else {}),
+        **({"dp_ranks": dp_size} if dp_size > 1 else {}),
         "rows": rows,
         "waiting": waiting,
         "for": ("memory" if for_memory else "slot") if waiting else None,
@@ -282,6 +336,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=2000, help="timed steps of each batch")
     parser.add_argument("--tp-size", type=int, nargs="*", help="ranks; only their steps then")
+    parser.add_argument("--dp-size", type=int, nargs="*", help="DP ranks; only their steps then")
     parser.add_argument("--out", type=Path, help="append the line to this file")
     args = parser.parse_args()
     result: dict[str, Any] = {
@@ -290,6 +345,14 @@ def main() -> None:
         "load_average": round(os.getloadavg()[0], 1),
     }
     result["step_us"] = []
+    if args.dp_size:
+        for dp_size, rows in itertools.product(args.dp_size, (1, 32, 256)):
+            with tempfile.TemporaryDirectory() as folder:
+                line = steps(Path(folder), rows, 0, False, args.steps, dp_size=dp_size)
+            print(line, flush=True)
+            result["step_us"].append(line)
+        record("step_overhead", result, args.out)
+        return
     if args.tp_size:
         result["masks_us"] = []
         for ranks, rows in itertools.product(args.tp_size, (1, 32, 256)):

@@ -96,7 +96,7 @@ class FakeEngine:
         return self._draw.randint(0, most) if most > 1 else 1
 
     def forward(self, plan: StepPlan) -> FakeStep:
-        assert plan.num_tokens > 0
+        assert plan.num_tokens > 0 or plan.group is not None
         assert len(set(plan.sampled_slots)) == len(plan.sampled_slots), "a slot is sampled twice"
         step = FakeStep(self, plan)
         self.launched.append(step)

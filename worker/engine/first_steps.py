@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mla_router.worker.core import (
@@ -22,10 +23,19 @@ _PREFIX = 2048
 _SAMPLING = (SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, temperature=1.0, seed=1))
 
 
-def first_steps(engine: StepEngine[Any], *, vocab_size: int, largest: int) -> StepSeconds:
+def first_steps(
+    engine: StepEngine[Any],
+    *,
+    vocab_size: int,
+    largest: int,
+    largest_of_all: Callable[[float], float] = float,
+) -> StepSeconds:
     """Runs steps with prompts of up to `largest` tokens, and with a decode row. Returns their times. No request owns the
-    pages that they write. Raises the errors of the steps."""
-    steps = _Steps(engine, vocab_size)
+    pages that they write. Raises the errors of the steps.
+
+    `largest_of_all`: returns the largest value of all DP ranks, which must run the same steps.
+    """
+    steps = _Steps(engine, vocab_size, largest_of_all)
     for sampling in _SAMPLING:
         steps.chunk(0, 1, sampling)
         steps.decode(1)
@@ -50,11 +60,18 @@ def first_steps(engine: StepEngine[Any], *, vocab_size: int, largest: int) -> St
 class _Steps:
     """Runs steps of one request in the first slot."""
 
-    def __init__(self, engine: StepEngine[Any], vocab_size: int) -> None:
+    def __init__(
+        self,
+        engine: StepEngine[Any],
+        vocab_size: int,
+        largest_of_all: Callable[[float], float],
+    ) -> None:
         self._engine = engine
+        self._largest_of_all = largest_of_all
         self._vocab_size = vocab_size
         capacity = engine.capacity
-        self.longest = min(capacity.context_length, capacity.max_total_tokens) - 1
+        longest = min(capacity.context_length, capacity.max_total_tokens) - 1
+        self.longest = -int(largest_of_all(-longest))
         pages = min(capacity.pages_per_request, capacity.num_pages)
         self._page_writes = tuple((0, index, 1 + index) for index in range(pages))
 
@@ -71,7 +88,7 @@ class _Steps:
                 admitted=(Admitted(0, sampling, tokens),),
             )
         )
-        return result.seconds or 0.0
+        return self._largest_of_all(result.seconds or 0.0)
 
     def decode(self, before: int) -> None:
         """Runs a step with a decode row after `before` tokens."""

@@ -30,11 +30,15 @@ class Channel(Protocol):
         """Sends to one server, or to all of them by default."""
 
 
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
 class ZmqChannel:
     """Receives by a PULL socket, and sends by a PUSH socket to each server."""
 
-    def __init__(self, folder: Path, num_servers: int = 1) -> None:
-        """`folder` holds the sockets and must be private to the user."""
+    def __init__(self, folder: Path, num_servers: int = 1, wake: HasFileno | None = None) -> None:
+        """`folder` holds the sockets and must be private to the user. `wake`: ends a wait for messages when it is readable."""
         self.num_servers = num_servers
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
@@ -48,6 +52,10 @@ class ZmqChannel:
             )  # never block or drop: the servers limit their requests
             socket.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(scheduler_socket(folder))
+        self._arrivals = zmq.Poller()
+        self._arrivals.register(self._inbox, zmq.POLLIN)
+        if wake is not None:
+            self._arrivals.register(wake, zmq.POLLIN)
         for server, outbox in enumerate(self._outboxes):
             outbox.connect(server_socket(folder, server))
         self._decoder = msgspec.msgpack.Decoder(ToScheduler)
@@ -56,7 +64,7 @@ class ZmqChannel:
     def receive(self, timeout_s: float) -> list[ToScheduler]:
         """Returns all messages that have arrived. Waits up to `timeout_s` seconds for the first."""
         messages: list[ToScheduler] = []
-        if timeout_s > 0 and not self._inbox.poll(int(timeout_s * 1000)):
+        if timeout_s > 0 and not self._arrivals.poll(int(timeout_s * 1000)):
             return messages
         while True:
             try:

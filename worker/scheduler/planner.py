@@ -178,4 +178,5 @@ class Planner:
                 Admitted(r.slot, r.sampling, r.prompt, r.context[len(r.prompt) :]) for r in admitted
             ),
         )
-        return Step(plan, prefills, decodes + [r for r in prefills if r.state is State.DECODE])
+        sampled = decodes + [r for r in prefills if r.state is State.DECODE]
+        return Step(plan, prefills, sampled, predicted_s=self.step_time.step_s(plan))

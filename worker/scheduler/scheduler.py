@@ -11,6 +11,9 @@ order is DeepInfer's):
 A step without token bitmasks does not depend on step N-1: its sampling is launched right after its forward pass.
 `normal_loop` has the same four phases without overlap, and gives the same tokens. With overlap, a request that ends by a
 stop token is in one more step, whose token is dropped.
+
+With DP attention several schedulers launch their steps together. They agree on a step when each has planned its own
+(`lockstep.py`).
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from mla_router.worker.messages import (
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.expert_recorder import ExpertRecorder, Load
 from mla_router.worker.scheduler.grammars import GrammarRequests
+from mla_router.worker.scheduler.lockstep import Alone, StepGroup
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
@@ -79,8 +83,11 @@ class Scheduler:
         grammars: Grammars | None = None,
         heartbeat: Heartbeat | None = None,
         expert_load: Load | None = None,
+        group: StepGroup | None = None,
     ) -> None:
+        """`group`: the schedulers of other DP ranks; by default none."""
         self.engine = engine
+        self.group = group or Alone()
         self.channel = channel
         self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
@@ -103,25 +110,30 @@ class Scheduler:
     def overlap_loop(self) -> None:
         """Runs until `Shutdown`. Raises EngineFailed."""
         last: Step | None = None
-        while not self.stopping:
+        while not (self.stopping and self.group.may_leave()):
             self.receive(in_flight=last is not None)
-            step = self.forward(self.planner.next_step())
+            step = self.forward(self.next_step())
             if last is not None:
                 self.postprocess(last)
             last = self.sample(step)
 
     def normal_loop(self) -> None:
         """Runs until `Shutdown`. Raises EngineFailed."""
-        while not self.stopping:
+        while not (self.stopping and self.group.may_leave()):
             self.receive(in_flight=False)
-            step = self.sample(self.forward(self.planner.next_step()))
+            step = self.sample(self.forward(self.next_step()))
             if step is not None:
                 self.postprocess(step)
+
+    def next_step(self) -> Step | None:
+        """Plans the next step of this scheduler, and waits for those of its group. Returns None if there is none."""
+        return self.group.join(self.planner.next_step())
 
     # -- messages -------------------------------------------------------------------------------
 
     def receive(self, *, in_flight: bool) -> None:
-        """Handles all messages that have arrived. An idle scheduler sleeps until a message arrives."""
+        """Handles all messages that have arrived. An idle scheduler sleeps until a message arrives, or another DP rank has
+        a step."""
         self.outbox.flush()
         if self.profiler.is_recording:
             with self.heartbeat.paused():
@@ -133,6 +145,8 @@ class Scheduler:
         # No message announces a compiled grammar: poll soon if the scheduler waits for grammars only.
         only_compiling = not in_flight and len(self.requests) == self.grammars.num_compiling
         timeout = HEARTBEAT_S if idle else COMPILE_POLL_S if only_compiling else 0.0
+        if timeout and self.group.is_awaited:
+            timeout = 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
         for request, problem in self.grammars.poll():
@@ -170,6 +184,8 @@ class Scheduler:
                 self.channel.send(answer, message.server)
             case Shutdown():
                 self.stopping = True
+                for request in list(self.requests.values()):
+                    self._end(request, FinishReason.ABORT)
 
     def _add(self, message: Generate) -> None:
         """Accepts or rejects a request. The server has validated it, but fields that could break a step are checked
@@ -218,7 +234,7 @@ class Scheduler:
         before, self._step_s = self._step_s, 0.0
         if step is None:
             return None
-        self._step_s = self.planner.step_time.step_s(step.plan)
+        self._step_s = step.predicted_s
         self.heartbeat.expect(before + self._step_s)
         try:
             step.forward_output = self.engine.forward(step.plan)
@@ -263,7 +279,7 @@ class Scheduler:
             self._fail(step, error)
             return
         self._failures = 0
-        if result.seconds is not None:
+        if result.seconds is not None and step.is_typical:
             self.planner.step_time.learn(step.plan, result.seconds)
         self._count_computed(step, result)
         for i, (request, tokens) in enumerate(zip(step.sampled, result.tokens, strict=True)):

@@ -16,6 +16,8 @@ class Step:
     plan: StepPlan
     prefills: list[Request]  # aligned with plan.chunks
     sampled: list[Request]  # aligned with plan.sampled_slots
+    predicted_s: float = 0.0  # predicted time on the device
+    is_typical: bool = True  # False: its time is rather that of another DP rank's step
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
     # By request: the tokens that its grammar forces after the token that this step samples.

@@ -1,0 +1,162 @@
+"""The agreement of DP ranks on their steps (DP attention). They launch each step together, because they share its experts.
+
+The loop of a scheduler has a turn for each step. In a turn a DP rank tells the others the size of its own step, and waits
+for the sizes of theirs. If any has rows, all launch: those without rows an idle step, for the experts. While the device
+computes a step, the schedulers agree on the next one, so the device does not wait for them.
+
+After a turn with a step, all DP ranks tell their next size at once. After a turn without one, a DP rank sleeps until it has a
+step itself or another one tells a size.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from mla_router.worker.core import GroupStep, StepPlan
+from mla_router.worker.dp_group import Mailbox
+from mla_router.worker.engine.runners.choose import fits_decode_graph
+from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.scheduler.step import Step
+
+# Turn, DP rank, rows, predicted seconds, fits a decode graph, has prompt tokens
+_SIZE = struct.Struct("<QIId??")
+_LEAVES = struct.Struct("<I")  # DP rank
+WAIT_S = 1.0
+
+
+class StepGroup(Protocol):
+    """The schedulers that launch each step together."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another scheduler waits for this one, which then must not sleep."""
+        ...
+
+    def join(self, own: Step | None) -> Step | None:
+        """Returns the next step to launch: `own`, an idle one, or None if no scheduler has one."""
+        ...
+
+    def largest(self, value: float) -> float:
+        """Returns the largest `value` of all DP ranks, each of which calls this as often, before its first turn."""
+        ...
+
+    def may_leave(self) -> bool:
+        """Returns whether this scheduler, which has no requests and gets none, may end. Call it between turns."""
+        ...
+
+
+class Alone:
+    """Implements `StepGroup` for one scheduler."""
+
+    is_awaited = False
+
+    def join(self, own: Step | None) -> Step | None:
+        return own
+
+    def largest(self, value: float) -> float:
+        return value
+
+    def may_leave(self) -> bool:
+        return True
+
+
+class _Size(NamedTuple):
+    """The size of a DP rank's own step in a turn. Without one, `rows` is 0."""
+
+    turn: int
+    rank: int
+    rows: int = 0
+    seconds: float = 0.0
+    decode: bool = True
+    has_prompts: bool = False
+
+
+class Lockstep:
+    """Implements `StepGroup` for one of several DP ranks."""
+
+    def __init__(self, mailbox: Mailbox, heartbeat: Heartbeat) -> None:
+        """`heartbeat`: that of this scheduler, which is paused while it waits for the others."""
+        self._mailbox = mailbox
+        self._heartbeat = heartbeat
+        self._turn = 0
+        # Of this turn and of the next one, by DP rank. No rank can be further ahead: it needs all sizes of a turn
+        self._sizes: dict[int, _Size] = {}
+        self._early: dict[int, _Size] = {}
+        self._has_step = False  # in the last turn
+        self._left: set[int] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        while (message := self._mailbox.receive()) is not None:
+            self._note(message)
+        return bool(self._sizes)
+
+    def join(self, own: Step | None) -> Step | None:
+        if own is None and not self._has_step and not self.is_awaited:
+            return None
+        sizes = self._agree(self._size_of(own))
+        rows = tuple(size.rows for size in sizes)
+        self._has_step = any(rows)
+        if not self._has_step:
+            return None
+        group = GroupStep(rows, all(size.decode for size in sizes))
+        longest = max(size.seconds for size in sizes)
+        if own is None:
+            idle = Step(StepPlan((), (), (), (), (), group), [], [], predicted_s=longest)
+            idle.is_typical = False
+            return idle
+        # The step lasts as long as the longest of the group
+        own.is_typical = own.predicted_s == longest if own.plan.chunks else not _any_prompts(sizes)
+        own.predicted_s = longest
+        own.plan = replace(own.plan, group=group)
+        return own
+
+    def may_leave(self) -> bool:
+        if self._mailbox.rank not in self._left:
+            self._left.add(self._mailbox.rank)
+            self._mailbox.send(_LEAVES.pack(self._mailbox.rank))
+        # Another one may have begun a turn before it heard of the last leaver
+        return len(self._left) == self._mailbox.size and not self._has_step and not self.is_awaited
+
+    def largest(self, value: float) -> float:
+        return max(size.seconds for size in self._agree(self._size()._replace(seconds=value)))
+
+    def _size(self) -> _Size:
+        return _Size(self._turn, self._mailbox.rank)
+
+    def _size_of(self, own: Step | None) -> _Size:
+        size = self._size()
+        if own is None:
+            return size
+        plan = own.plan
+        decode, prompts = fits_decode_graph(plan), bool(plan.chunks)
+        return _Size(*size[:2], plan.num_tokens, own.predicted_s, decode, prompts)
+
+    def _agree(self, own: _Size) -> list[_Size]:
+        """Returns the sizes of all DP ranks in this turn, and begins the next turn."""
+        self._mailbox.send(_SIZE.pack(*own))
+        self._sizes[own.rank] = own
+        while len(self._sizes) < self._mailbox.size:
+            if (message := self._mailbox.receive()) is None:
+                with self._heartbeat.paused():
+                    message = self._mailbox.receive(WAIT_S)
+            if message is not None:
+                self._note(message)
+        sizes = [self._sizes[rank] for rank in range(self._mailbox.size)]
+        self._turn += 1
+        self._sizes, self._early = self._early, {}
+        return sizes
+
+    def _note(self, message: bytes) -> None:
+        if len(message) == _LEAVES.size:
+            self._left.add(*_LEAVES.unpack(message))
+            return
+        size = _Size(*_SIZE.unpack(message))
+        assert 0 <= size.turn - self._turn <= 1, f"{size} in turn {self._turn}"
+        (self._sizes if size.turn == self._turn else self._early)[size.rank] = size
+
+
+def _any_prompts(sizes: list[_Size]) -> bool:
+    return any(size.has_prompts for size in sizes)
