@@ -18,10 +18,11 @@ from typing import Any
 
 from mla_router import __version__
 from mla_router.worker import flags as worker_flags
-from mla_router.worker.config import ConfigError, WorkerConfig, default_server_processes
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.host import default_server_processes
 
 # The launcher sets these for each worker, so they are not flags.
-PER_WORKER = frozenset({"host", "port", "worker_id"})
+PER_WORKER = frozenset({"host", "port", "worker_id", "attn_dp_size", "attn_dp_rank"})
 # Clients reach workers only through the router.
 WORKER_HOST = "127.0.0.1"
 # The launcher sets these for the router. The keys are flags of the workers: the router requires the same keys of its
@@ -33,6 +34,7 @@ LAUNCHERS = frozenset(
 CHOSEN_BY_RAY = "0.0.0.0:1"
 # SGLang's other names of a flag that is defined here.
 DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
+DP_ATTENTION = "--enable-dp-attention"
 # Flags of the router for incoming connections, without the prefix.
 WITHOUT_PREFIX = frozenset({"insecure", "tls-cert-path", "tls-key-path"})
 
@@ -60,6 +62,7 @@ class Options:
             common,
             port=port,
             worker_id=f"worker-{index}",
+            attn_dp_rank=index if common.attn_dp_size > 1 else 0,
             base_gpu_id=common.base_gpu_id + index * len(common.ranks_here),
             cpu_threads=common.cpu_threads or max(1, cores // len(common.ranks_here)),
             tokenizer_worker_num=common.tokenizer_worker_num
@@ -114,7 +117,8 @@ def launch_parser(
     )
     parser.add_argument("--version", action="version", version=__version__)
     _add_launch_flags(parser.add_argument_group("launch (what is started, and where it listens)"))
-    worker_flags.add_flags(parser, leave_out=PER_WORKER | set(DP_SIZE), prefix="every worker, ")
+    defined = PER_WORKER | {*DP_SIZE, DP_ATTENTION}
+    worker_flags.add_flags(parser, leave_out=defined, prefix="every worker, ")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in _forwarded(router_flags):
         title = f"router, {flag['heading'].lower()}"
@@ -143,12 +147,16 @@ def parse(
     parser = launch_parser(router_flags, ignored)
     namespace = parser.parse_args(argv)
     fixed = {"host": WORKER_HOST, "port": namespace.router_dp_worker_base_port}
+    if namespace.enable_dp_attention:
+        fixed |= {"attn_dp_size": namespace.dp_size}
     if namespace.use_ray and namespace.nnodes > 1:
         fixed |= {"dist_init_addr": CHOSEN_BY_RAY, "dist_key": secrets.token_hex(32)}
     try:
         every_worker: WorkerConfig = worker_flags.from_namespace(namespace, **fixed)
     except ConfigError as error:
         parser.error(str(error))
+    if namespace.enable_dp_attention:
+        _check_dp_attention(parser, every_worker, uses_ray=namespace.use_ray)
     if every_worker.nnodes > 1 and namespace.dp_size > 1 and not namespace.use_ray:
         parser.error(
             f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker; start launchers "
@@ -195,6 +203,23 @@ def _check_ray(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -
             parser.error(f"{flag}: with --use-ray Ray chooses nodes and GPUs; leave it out")
 
 
+def _check_dp_attention(
+    parser: argparse.ArgumentParser, config: WorkerConfig, *, uses_ray: bool
+) -> None:
+    for flag, is_set, remedy in (
+        ("--dp-size 1", config.attn_dp_size == 1, "give the number of DP ranks, 2 or more"),
+        (
+            f"--nnodes {config.nnodes}",
+            config.nnodes > 1,
+            "DP ranks are on one machine; leave it out",
+        ),
+        ("--enable-torch-compile", config.enable_torch_compile, "leave it out"),
+        ("--use-ray", uses_ray, "DP ranks are on one machine; leave it out"),
+    ):
+        if is_set:
+            parser.error(f"{DP_ATTENTION} with {flag}: {remedy}")
+
+
 def with_launcher_flags(message: str) -> str:
     """Returns a message of the router with its flags in the spelling of this command line."""
     return re.sub(
@@ -220,7 +245,14 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         type=_at_least_one,
         default=1,
         metavar="INT",
-        help="workers, each with a copy of the model (default: %(default)s)",
+        help="workers, each with a copy of the model, or with --enable-dp-attention DP ranks (default: %(default)s)",
+    )
+    group.add_argument(
+        DP_ATTENTION,
+        action="store_true",
+        help="DP attention: the --tp-size ranks share one copy of the routed experts, and form --dp-size workers (DP ranks) "
+        "with requests, attention and KV cache of their own, of equally many ranks; they start and end together; for models "
+        "with routed experts, on one machine",
     )
     group.add_argument(
         "--router-dp-worker-base-port",

@@ -26,15 +26,23 @@ class LocalWorker:
     """A `Worker` of this machine. Each line of its output goes to `show`."""
 
     def __init__(
-        self, config: WorkerConfig, command: Sequence[str], show: Callable[[str], None]
+        self,
+        config: WorkerConfig,
+        command: Sequence[str],
+        show: Callable[[str], None],
+        inherited: Sequence[int] = (),
     ) -> None:
+        """`inherited`: descriptors for the process."""
+        self._inherited = inherited
         self._config = config
         self._command = command
         self._show = show
         self._process: Process | None = None
 
     async def run(self, on_ready: Callable[[str], None]) -> End:
-        process = await Process.start(self._command, self._show, self._config.child_environment())
+        process = await Process.start(
+            self._command, self._show, self._config.child_environment(), self._inherited
+        )
         self._process = process
         health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
         ended = asyncio.create_task(process.wait())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_ray, require_router, require_worker
+from mla_router.launch.local_group import LocalGroup
 from mla_router.launch.local_worker import LocalWorker, WorkerCommand, worker_command
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
@@ -103,11 +104,14 @@ async def _serve(
     router = Router(config)
     router.start()
     _report_moved_ports(options, workers, output)
+    started = [
+        (worker, command(worker), partial(output.worker, index))
+        for index, worker in enumerate(workers)
+    ]
     supervisor = Supervisor(
-        [
-            LocalWorker(worker, command(worker), partial(output.worker, index))
-            for index, worker in enumerate(workers)
-        ],
+        [LocalGroup(started)]
+        if options.every_worker.attn_dp_size > 1
+        else [LocalWorker(*one) for one in started],
         output,
         policy,
     )

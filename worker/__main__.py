@@ -15,6 +15,7 @@ from mla_router import __version__
 from mla_router.worker import flags, preflight
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError
+from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.model_folder import locate
 from mla_router.worker.server.processes.setup import set_up
 
@@ -48,6 +49,8 @@ def worker_parser() -> flags.Parser:
     parser.add_argument("--version", action="version", version=__version__)
     # The process id of the launcher, the parent: the worker ends with it.
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    # A DpGroup as JSON, from the launcher
+    parser.add_argument("--dp-group", help=argparse.SUPPRESS)
     flags.add_flags(parser)
     return parser
 
@@ -92,7 +95,8 @@ def main(
         for listener in listeners:
             opened.enter_context(listener)
         try:
-            return asyncio.run(first.run(config, listeners, scheduler, rank))
+            group = DpGroup.of_flag(arguments.dp_group)
+            return asyncio.run(first.run(config, listeners, scheduler, rank, group))
         except ConfigError as error:  # --dist-init-addr
             print(f"error: {error}", file=sys.stderr)
             return EXIT_BAD_FLAGS

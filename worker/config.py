@@ -5,7 +5,8 @@ the model (free memory, longest context) are checked where they are known.
 
 Metadata of a field: `help`; `group`, the heading in `--help` of this field and the fields after it; `choices`, `low` and
 `high`, the valid values; `also`, aliases of the flag; `spelled`, aliases of values; `elsewhere`, SGLang's values that
-change no answer and do not exist here: the default replaces them; `variable`, the environment variable of a secret.
+change no answer and do not exist here: the default replaces them; `variable`, the environment variable of a secret; `hidden`,
+whether only a launcher sets the field.
 """
 
 from __future__ import annotations
@@ -29,17 +30,6 @@ SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
 def _flag(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
-
-
-def default_server_processes(device: str, cores: int) -> int:
-    """Returns the number of server processes for a worker with `cores` cores. One process cannot send tokens as fast as
-    a GPU generates them."""
-    return max(1, min(4, cores // 4)) if has_gpu(device) else 1
-
-
-def has_gpu(device: str) -> bool:
-    """Returns whether a worker with this --device runs on a GPU."""
-    return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 class ConfigError(ValueError):
@@ -186,6 +176,8 @@ class WorkerConfig:
         high=64,
         also=("--tensor-parallel-size", "--tp"),
     )
+    attn_dp_size: int = _flag(1, "DP ranks of --enable-dp-attention, a worker each", hidden=True)
+    attn_dp_rank: int = _flag(0, "number of the worker among them", hidden=True)
     ep_size: int = _flag(
         1,
         "ranks that share the routed experts of the model (expert parallelism), a divisor of --tp-size; 1: each rank has a "
@@ -399,6 +391,10 @@ class WorkerConfig:
         ):
             if is_set and self.ep_size == 1:
                 raise ConfigError(f"{flag}: needs --ep-size of at least 2")
+        if self.tp_size % self.attn_dp_size:
+            raise ConfigError(
+                f"--dp-size {self.attn_dp_size}: must divide --tp-size {self.tp_size}"
+            )
         if self.nnodes > 1:
             self._check_nodes()
         elif self.node_rank:
@@ -420,14 +416,20 @@ class WorkerConfig:
             )
 
     @property
+    def ranks(self) -> range:
+        """The ranks of this worker: all, or with DP attention those of its DP rank. The first one has the scheduler."""
+        each = self.tp_size // self.attn_dp_size
+        return range(self.attn_dp_rank * each, (self.attn_dp_rank + 1) * each)
+
+    @property
     def ranks_here(self) -> range:
-        """The ranks of this node."""
+        """The ranks of this worker on this node."""
         return self.ranks_of(self.node_rank)
 
     def ranks_of(self, node: int) -> range:
-        """Returns the ranks of a node."""
-        each = self.tp_size // self.nnodes
-        return range(node * each, (node + 1) * each)
+        """Returns the ranks of this worker on a node."""
+        each = len(self.ranks) // self.nnodes
+        return self.ranks[node * each : (node + 1) * each]
 
     @property
     def decode_graph_sizes(self) -> list[int]:

@@ -91,6 +91,11 @@ def _add_flag(
     group: argparse._ArgumentGroup, spec: dataclasses.Field[Any], kind: type[Any]
 ) -> None:
     names = (_flag_of(spec), *spec.metadata.get("also", ()))
+    if spec.metadata.get("hidden"):
+        group.add_argument(
+            *names, dest=spec.name, type=kind, default=spec.default, help=argparse.SUPPRESS
+        )
+        return
     text = spec.metadata["help"]
     if kind is bool:
         group.add_argument(*names, dest=spec.name, action="store_true", help=text)

@@ -18,6 +18,11 @@ def check(config: WorkerConfig) -> None:
         model = read_config(config.folder)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
+    if config.attn_dp_size > 1 and not getattr(model, "num_experts", 0):
+        raise ConfigError(
+            f"--enable-dp-attention: this {model.architecture} has no routed experts; leave it out, and each worker of --dp-size "
+            f"has a copy of the model"
+        )
     choose_context_length(config, model)
     choose_quantization(config, model)
     if config.chat_template:

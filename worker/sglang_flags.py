@@ -129,7 +129,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--dp": _refused(_SEVERAL, ONE, "1"),
     "--pipeline-parallel-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
     "--pp-size": _refused(_OTHER_PARALLELISM, ONE, "1"),
-    "--enable-dp-attention": _refused(_OTHER_PARALLELISM),
+    "--enable-dp-attention": _refused(_SEVERAL),
     "--torchao-config": _refused("weights are served as the checkpoint has them", ONE, ""),
     "--cpu-offload-gb": _refused("weights stay on the GPU", ONE, "0"),
     "--speculative-algorithm": _refused(_NO_SPECULATION, ONE),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mla_router.launch.arguments import Options, parse, with_launcher_flags
-from mla_router.worker.config import WorkerConfig, default_server_processes
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.host import default_server_processes
 from support.processes import ROOT
 
 
@@ -194,6 +195,19 @@ def test_sglang_short_names(model: Path) -> None:
         (["--tp", "2", "--nnodes", "2"], "--nnodes 2: give --dist-init-addr"),
         (["--tp", "2", *NODES[:-1], "short"], "--nnodes 2: set MLA_ROUTER_DIST_KEY"),
         (["--tp", "2", "--dp", "2", *NODES], "--dp-size 2: with --nnodes 2 a launcher has one"),
+        (["--enable-dp-attention", "--tp", "2"], "--enable-dp-attention with --dp-size 1: give"),
+        (
+            ["--enable-dp-attention", "--tp", "3", "--dp", "2"],
+            "--dp-size 2: must divide --tp-size 3",
+        ),
+        (
+            ["--enable-dp-attention", "--tp", "2", "--dp", "2", *NODES],
+            "--enable-dp-attention with --nnodes 2",
+        ),
+        (
+            ["--enable-dp-attention", "--tp", "2", "--dp", "2", "--enable-torch-compile"],
+            "--enable-dp-attention with --enable-torch-compile: leave it out",
+        ),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mla_router.launch.local_group import LocalGroup
 from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.output import Output
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
@@ -28,8 +29,10 @@ QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
 class Supervised:
     """A supervisor with `count` fake workers, and its output."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *, is_group: bool = False) -> None:
+        """`is_group`: whether they are DP ranks of one group."""
         self.folder = folder
+        self.is_group = is_group
         self.ports = free_ports(count)
         self.log = io.StringIO()
 
@@ -38,13 +41,13 @@ class Supervised:
     ) -> None:
         async def run() -> None:
             output = Output(self.log)
-            workers = [
-                LocalWorker(
-                    WorkerConfig(port=port), self.command(port), partial(output.worker, index)
-                )
+            started = [
+                (WorkerConfig(port=port), self.command(port), partial(output.worker, index))
                 for index, port in enumerate(self.ports)
             ]
-            supervisor = Supervisor(workers, output, policy)
+            workers = [LocalWorker(*one) for one in started]
+            group = [LocalGroup(started)]
+            supervisor = Supervisor(group if self.is_group else workers, output, policy)
             supervisor.start()
             try:
                 await check(supervisor)
@@ -105,6 +108,25 @@ def test_a_killed_worker_restarts_on_its_port(tmp_path: Path) -> None:
 
     supervised.run(check)
     assert supervised.said("worker 0 was ended by signal 9 (Killed); starting it again in ")
+
+
+def test_dp_ranks_end_and_restart_together(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, 3, is_group=True)
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        before = {listener(port) for port in supervised.ports}
+        os.kill(listener(supervised.ports[1]), signal.SIGKILL)
+        await asyncio.to_thread(
+            wait_until, lambda: supervised.log.getvalue().count("ready after") == 2, "ready again"
+        )
+        assert not before & {listener(port) for port in supervised.ports}
+
+    supervised.run(check)
+    assert supervised.starts() == 6
+    assert supervised.said(
+        "worker 0 is a group whose DP rank 1 was ended by signal 9 (Killed); starting it again in "
+    )
 
 
 def test_the_delay_is_the_first_one_again_for_a_worker_that_was_well_for_some_time(

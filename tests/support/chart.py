@@ -69,6 +69,8 @@ def _worker_flags() -> dict[str, Any]:
     hints = get_type_hints(WorkerConfig)
     found: dict[str, Any] = {}
     for spec in dataclasses.fields(WorkerConfig):
+        if spec.metadata.get("hidden"):
+            continue
         limits = {"low": "minimum", "high": "maximum", "choices": "enum"}
         schema: dict[str, Any] = {"type": TYPES[hints[spec.name]]}
         schema |= {limits[key]: value for key, value in spec.metadata.items() if key in limits}

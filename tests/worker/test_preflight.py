@@ -53,6 +53,15 @@ def test_errors_of_the_model(
         preflight.check(config)
 
 
+def test_dp_attention_needs_routed_experts(tmp_path: Path) -> None:
+    ranks = {"tp_size": 2, "attn_dp_size": 2, "device": "cpu"}
+    preflight.check(WorkerConfig(**ranks))
+    dense = SMALL | {"n_routed_experts": None}
+    config = WorkerConfig(model_path=folder_with(tmp_path, json.dumps(dense)), **ranks)
+    with pytest.raises(ConfigError, match=r"--enable-dp-attention: this .* has no routed experts"):
+        preflight.check(config)
+
+
 def test_a_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="--device cuda: this machine has no GPU"):

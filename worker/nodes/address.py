@@ -9,7 +9,8 @@ import socket
 import struct
 from pathlib import Path
 
-from mla_router.worker.config import ConfigError, has_gpu
+from mla_router.worker.config import ConfigError
+from mla_router.worker.host import has_gpu
 
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _ADDRESS = slice(20, 24)  # of struct ifreq: name, family, port, address

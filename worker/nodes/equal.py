@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from mla_router import __version__
-from mla_router.worker.config import WorkerConfig, has_gpu
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.host import has_gpu
 
 # Groups of settings that the ranks read, and the settings of these groups that may differ
 GROUPS = ("model", "device and kernels", "memory", "scheduling")

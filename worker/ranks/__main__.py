@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         config = flags.from_namespace(arguments)
         logs.set_up(config.log_level, f"rank {rank}")
         setproctitle(f"mla_router rank {rank} {config.name}")
-        leader = Heartbeat(arguments.heartbeat_fd)
+        leader = Heartbeat(arguments.heartbeat_fd, config.ranks.start)
         run(config, rank, arguments, leader)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(
     config: WorkerConfig, rank: int, arguments: argparse.Namespace, leader: Heartbeat
 ) -> NoReturn:
-    """Serves until the process ends. `leader`: the heartbeat of rank 0. Raises ConfigError, RanksError, CallError, and any
+    """Serves until the process ends. `leader`: the heartbeat of the scheduler. Raises ConfigError, RanksError, CallError, and any
     error of a step."""
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
@@ -75,7 +75,7 @@ def run(
     is_near = rank in config.ranks_of(0)
     receiver: CallReceiver | RemoteReceiver
     if is_near:
-        receiver = CallReceiver(arguments.ipc_dir, rank)
+        receiver = CallReceiver(arguments.ipc_dir, rank - config.ranks.start)
     store = location.open(rank, config.dist_timeout)
     rendezvous = arrive(config, rank, store)
     rendezvous.all_arrived()

@@ -1,4 +1,4 @@
-"""The sockets on which rank 0 sends engine calls: one ZMQ PUSH/PULL pair for each other rank, over ipc.
+"""The sockets on which the first rank of a worker sends engine calls: one ZMQ PUSH/PULL pair for each other rank, over ipc.
 
 The sockets are in the private folder of the worker; those of other nodes are in `remote_calls.py`. Only the frames of
 `calls.py` pass, in one direction. Sending never blocks: the number of frames in flight is bounded by the steps in flight.
@@ -16,7 +16,7 @@ from mla_router.worker.ranks.remote_calls import RemoteCalls
 
 
 def rank_socket(folder: Path, rank: int) -> str:
-    """Returns the address on which `rank` receives."""
+    """Returns the address on which `rank`, counted from the first one of the worker, receives."""
     return f"ipc://{folder}/to_rank_{rank}"
 
 
@@ -37,6 +37,8 @@ class CallSender:
     def send(self, call: EngineCall, bits: np.ndarray | None = None) -> None:
         """Sends a call. `bits`: the token bitmasks of a `Sample`, which ranks on this machine read from memory. Raises
         CallError."""
+        if not self._sockets and self._remote is None:
+            return
         frame = encode(call)
         if self._remote is not None:  # first, because it takes longer
             self._remote.send(frame, bits)

@@ -40,6 +40,7 @@ def load_rank(
             config.tp_size,
             store,
             device,
+            dp_size=config.attn_dp_size,
             timeout_s=config.dist_timeout,
             address=address,
         )
@@ -52,19 +53,21 @@ def load_rank(
 def load_leader(
     config: WorkerConfig, ipc_dir: Path, location: StoreLocation | None
 ) -> tuple[Engine, StepEngine[Any]]:
-    """Loads rank 0, and waits for the other ranks. Returns its engine, and that engine with the others behind it.
+    """Loads the first rank of a worker, and waits for all ranks. Returns its engine, and that engine with the other ranks of
+    the worker behind it.
 
     `location`: the store of the rendezvous; None for one rank. Raises ConfigError, RanksError.
     """
     if location is None:
         engine = load_rank(config, 0, None)
         return engine, engine
-    store = location.open(0, config.dist_timeout)
-    rendezvous = arrive(config, 0, store)
+    first = config.ranks.start
+    store = location.open(first, config.dist_timeout)
+    rendezvous = arrive(config, first, store)
     remote = _open_remote(config, location, rendezvous)
     rendezvous.all_arrived()
     sender = CallSender(ipc_dir, len(config.ranks_here), remote)
-    engine = load_rank(config, 0, store, location.address)
+    engine = load_rank(config, first, store, location.address)
     rendezvous.report_loaded()
     rendezvous.all_loaded()
     if remote is not None:
@@ -90,7 +93,7 @@ def _open_remote(
     """Listens for the ranks on other nodes, and tells them the addresses; None on one machine."""
     if location.session is None:
         return None
-    ranks = range(config.ranks_here.stop, config.tp_size)
+    ranks = config.ranks[len(config.ranks_here) :]
     remote = RemoteCalls(location.address, ranks, CallKeys(config.dist_key, location.session.id))
     for rank, endpoint in remote.endpoints.items():
         rendezvous.tell(endpoint_of(rank), endpoint)

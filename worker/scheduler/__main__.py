@@ -21,6 +21,7 @@ from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine, StepSeconds
+from mla_router.worker.dp_group import DpGroup, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
@@ -29,6 +30,7 @@ from mla_router.worker.ranks import rendezvous_flags
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.expert_recorder import Load
+from mla_router.worker.scheduler.lockstep import Alone, Lockstep
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
+    parser.add_argument("--dp-group", help="a DpGroup, as JSON")
     rendezvous_flags.add(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         heartbeat = (
             Heartbeat.create()
             if arguments.heartbeat_fd is None
-            else Heartbeat(arguments.heartbeat_fd)
+            else Heartbeat(arguments.heartbeat_fd, config.ranks.start)
         )
         run(config, arguments, heartbeat)
     except ConfigError as error:
@@ -75,8 +78,11 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
     grammars = _start_grammars(config, arguments.masks_fd)
     ipc_dir = arguments.ipc_dir
     engine, calls = load_leader(config, ipc_dir, rendezvous_flags.store_location(arguments))
-    measured = _first_steps(engine, calls, config)
-    channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
+    dp_group = DpGroup.of_flag(arguments.dp_group)
+    mailbox = Mailbox(dp_group, config.attn_dp_rank) if dp_group is not None else None
+    group = Lockstep(mailbox, heartbeat) if mailbox is not None else Alone()
+    measured = _first_steps(engine, calls, config, group)
+    channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1, wake=mailbox)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
         calls,
@@ -86,6 +92,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
         grammars=grammars,
         heartbeat=heartbeat,
         expert_load=_expert_load(engine),
+        group=group,
     )
     engine.report_progress_within_steps(scheduler.report_progress)
     scheduler.planner.step_time.calibrate(measured)
@@ -126,7 +133,9 @@ def _expert_load(engine: Engine) -> Load | None:
     return ExpertLoad(model.expert_counts, model.placement)
 
 
-def _first_steps(engine: Engine, calls: StepEngine[Any], config: WorkerConfig) -> StepSeconds:
+def _first_steps(
+    engine: Engine, calls: StepEngine[Any], config: WorkerConfig, group: Lockstep | Alone
+) -> StepSeconds:
     """Runs the first steps and returns their times. `calls`: `engine`, with the other ranks. Raises ConfigError if a step
     fails, because it would fail again, and EngineFailed if the device is lost."""
     from mla_router.worker.engine.first_steps import first_steps
@@ -136,6 +145,7 @@ def _first_steps(engine: Engine, calls: StepEngine[Any], config: WorkerConfig) -
             calls,
             vocab_size=engine.model.config.vocab_size,
             largest=min(config.chunk_size, config.max_prefill_tokens),
+            largest_of_all=group.largest,
         )
     except Exception as error:
         logging.getLogger(__name__).error("the first step failed", exc_info=error)

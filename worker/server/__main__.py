@@ -49,7 +49,7 @@ def main() -> int:
         config,
         msgspec.json.decode(arguments.start_info, type=StartInfo),
         SharedCounters(arguments.counters_fd, servers, number),
-        Heartbeat(arguments.heartbeat_fd),
+        Heartbeat(arguments.heartbeat_fd, config.ranks.start),
     )
     with socket.socket(fileno=arguments.listener_fd) as listener:
         return asyncio.run(extra.run(state, number, listener, arguments.ipc_dir))

@@ -89,15 +89,22 @@ class ServerState:
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
-    ranks: list[Heartbeat] = field(init=False)  # the heartbeats of all ranks
+    ranks: list[Heartbeat] = field(init=False)  # the heartbeats of all ranks of the worker
     watch: RanksWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        others = range(1, self.config.tp_size)
-        self.ranks = [self.heartbeat, *map(self.heartbeat.of_rank, others)]
-        self.watch = RanksWatch(self.ranks)
+        config = self.config
+        self.ranks = [self.heartbeat, *map(self.heartbeat.of_rank, config.ranks[1:])]
+        # Other DP ranks wait for this one and for each other
+        strangers = [rank for rank in range(config.tp_size) if rank not in config.ranks]
+        self.watch = RanksWatch([*self.ranks, *map(self.heartbeat.of_rank, strangers)])
         self.shared = Shared(self.counters)
-        self.metrics = Metrics(self.config.model_name, self.reading, self.counters)
+        self.metrics = Metrics(config.model_name, self.reading, self.counters, self.dp_rank)
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The number of this DP rank; None without DP attention."""
+        return self.config.attn_dp_rank if self.config.attn_dp_size > 1 else None
 
     @property
     def complete(self) -> bool:

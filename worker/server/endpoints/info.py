@@ -27,6 +27,7 @@ async def health(request: web.Request) -> web.Response:
         "status": "ok" if healthy else "stuck",
         "last_step_age": round(state.last_step_age(), 3),
         "has_work": state.heartbeat.has_work,
+        **_dp_rank(state),
     }
     return json_response(said, status=200 if healthy else 503)
 
@@ -67,14 +68,15 @@ async def server_info(request: web.Request) -> web.Response:
 
 async def load(request: web.Request) -> web.Response:
     """Returns the load at the scheduler's last statistics. Cheap, so it may be polled often."""
-    reading = request.app[STATE].reading()
+    state = request.app[STATE]
+    reading = state.reading()
     if reading is None:
         raise Unavailable("The model is loading", code="starting", retry_after=1)
     stats = reading.stats
     return json_response(
         [
             {
-                "dp_rank": 0,
+                "dp_rank": state.config.attn_dp_rank,
                 "num_reqs": stats.running + stats.waiting,
                 "num_waiting_reqs": stats.waiting,
                 "num_tokens": reading.used_tokens,
@@ -131,6 +133,11 @@ async def model(request: web.Request) -> web.Response:
     return json_response(_model(state))
 
 
+def _dp_rank(state: ServerState) -> dict[str, Any]:
+    """Returns the number of the DP rank, if there are several."""
+    return {} if state.dp_rank is None else {"dp_rank": state.dp_rank}
+
+
 def _model(state: ServerState) -> dict[str, Any]:
     name = state.config.model_name
     return {
@@ -141,4 +148,5 @@ def _model(state: ServerState) -> dict[str, Any]:
         "root": name,
         "parent": None,
         "max_model_len": state.ready().limits.context_length,
+        **_dp_rank(state),
     }

@@ -6,7 +6,7 @@ worker. All label values come from the configuration or from closed sets: client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -70,9 +70,15 @@ class Reading:
 
 class Metrics:
     def __init__(
-        self, model_name: str, reading: Callable[[], Reading | None], counters: SharedCounters
+        self,
+        model_name: str,
+        reading: Callable[[], Reading | None],
+        counters: SharedCounters,
+        dp_rank: int | None = None,
     ) -> None:
-        """`reading` returns the scheduler's last statistics, or None before the first ones."""
+        """`reading` returns the scheduler's last statistics, or None before the first ones. `dp_rank`: a further label, if
+        it is not None."""
+        self._labels = {} if dp_rank is None else {"dp_rank": str(dp_rank)}
         self._registry = CollectorRegistry()
         self._registry.register(_SchedulerCollector(model_name, reading))
 
@@ -141,9 +147,9 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
-            yield _under(family.name, family)
+            yield _under(family.name, family, self._labels)
             if (name := VLLM_NAMES.get(family.name)) is not None:
-                yield _under(name, family)
+                yield _under(name, family, self._labels)
 
 
 class _SchedulerCollector:
@@ -219,11 +225,13 @@ class _SchedulerCollector:
         return family
 
 
-def _under(name: str, family: Metric) -> Metric:
-    """Returns `family` under `name`, without the `_created` samples of the library."""
+def _under(name: str, family: Metric, labels: Mapping[str, str]) -> Metric:
+    """Returns `family` under `name`, with further `labels`, and without the `_created` samples of the library."""
     copy = Metric(name, family.documentation, family.type, family.unit)
     copy.samples = [
-        Sample(name + sample.name.removeprefix(family.name), *sample[1:])
+        Sample(
+            name + sample.name.removeprefix(family.name), {**sample.labels, **labels}, *sample[2:]
+        )
         for sample in family.samples
         if not sample.name.endswith("_created")
     ]

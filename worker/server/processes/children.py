@@ -20,12 +20,15 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.nodes.address import nccl_environment
 from mla_router.worker.nodes.leader import Nodes
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
 SCHEDULER_STOP_S = 1.0  # grace period of the scheduler
+# The same for a DP rank, whose scheduler ends together with those of the other DP ranks
+DP_STOP_S = 30.0
 # Grace period of the extra API processes, whose last answers take up to FLUSH_S (`serving.py`).
 EXTRA_STOP_S = 1.5
 EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
@@ -81,13 +84,16 @@ async def scheduler_process(
     inputs: RankInputs,
 ) -> AsyncIterator[Child]:
     """Runs the scheduler within the block. `command` starts it; the flags are added here. `inputs`: see `rank_inputs`."""
+    if (group := inputs.group) is not None:
+        command = [*command, group.to_flag()]
+        inputs = inputs._replace(inherited=(*inputs.inherited, *group.descriptors))
     child = Child("the scheduler", await _start_rank(command, state, directory, inputs))
     try:
         yield child
     finally:
         if child.is_running:
             client.shut_down()
-        await child.end(SCHEDULER_STOP_S)
+        await child.end(SCHEDULER_STOP_S if inputs.group is None else DP_STOP_S)
 
 
 class RankInputs(NamedTuple):
@@ -96,21 +102,27 @@ class RankInputs(NamedTuple):
     flags: tuple[str, ...] = ()
     inherited: tuple[int, ...] = ()  # descriptors
     environment: Mapping[str, str] = MappingProxyType({})
+    group: DpGroup | None = None  # with DP attention
 
 
 @contextmanager
-def rank_inputs(config: WorkerConfig, nodes: Nodes | None) -> Iterator[RankInputs]:
+def rank_inputs(
+    config: WorkerConfig, nodes: Nodes | None, group: DpGroup | None = None
+) -> Iterator[RankInputs]:
     """Makes what the ranks share: the store of the rendezvous, in inherited memory on one machine and on a socket of node 0
-    on several, and the memory of token bitmasks."""
+    on several, and the memory of token bitmasks. With DP attention, `group` has the store."""
     if config.tp_size == 1:
         yield RankInputs()
         return
-    store = os.memfd_create("mla-router-ranks") if nodes is None else os.dup(nodes.store_fd)
+    if group is not None:
+        store = os.dup(group.store)
+    else:
+        store = os.memfd_create("mla-router-ranks") if nodes is None else os.dup(nodes.store_fd)
     masks = os.memfd_create("mla-router-masks")
     flags: tuple[str, ...] = (f"--store-fd={store}", f"--masks-fd={masks}")
     try:
         if nodes is None:
-            yield RankInputs(flags, (store, masks))
+            yield RankInputs(flags, (store, masks), group=group)
         else:
             session = msgspec.json.encode(nodes.session).decode()
             flags += (f"--session={session}", f"--address={nodes.address}")
@@ -163,10 +175,11 @@ async def rank_group(
     directory: Path,
     client: SchedulerClient,
     nodes: Nodes | None,
+    group: DpGroup | None = None,
 ) -> AsyncIterator[list[Part]]:
     """Runs the scheduler, which is rank 0, and the other ranks of this machine within the block. Yields all ranks in order,
     with those of other nodes. `scheduler` and `rank`: commands without their flags."""
-    with rank_inputs(state.config, nodes) as inputs:
+    with rank_inputs(state.config, nodes, group) as inputs:
         async with (
             rank_processes(rank, state, directory, inputs) as others,
             scheduler_process(scheduler, state, directory, client, inputs) as engine,

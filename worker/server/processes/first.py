@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.dp_group import DpGroup
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
 from mla_router.worker.nodes.leader import other_nodes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
@@ -57,14 +59,17 @@ async def run(
     listeners: Sequence[socket.socket],
     scheduler: Sequence[str],
     rank: Sequence[str],
+    group: DpGroup | None = None,
 ) -> int:
     """Serves until a signal or the death of a process. Returns the exit status.
 
     `config` and `listeners` come from `listeners.listen`. `scheduler` and `rank` are the commands of a scheduler and of
-    another rank, without their flags.
+    another rank, without their flags. `group`: the DP ranks, of which this worker is one.
     """
     servers = config.tokenizer_worker_num
-    state = ServerState(config, counters=SharedCounters.create(servers))
+    first = config.ranks.start
+    heartbeat = Heartbeat.create() if group is None else Heartbeat(group.heartbeats, first)
+    state = ServerState(config, counters=SharedCounters.create(servers), heartbeat=heartbeat)
     signals = Signals()
     with ipc_directory() as directory:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.
@@ -72,7 +77,7 @@ async def run(
             other_nodes(config, state.heartbeat) as nodes,
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
-            rank_group(scheduler, rank, state, directory, client, nodes) as ranks,
+            rank_group(scheduler, rank, state, directory, client, nodes, group) as ranks,
             extra_processes(state, directory, listeners[1:]) as extras,
             serving(state, listeners[0]),
         ):
@@ -201,10 +206,12 @@ class _Worker:
 def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     device = limits.device
-    if (ranks := config.tp_size) > 1:
+    if (ranks := len(config.ranks)) > 1:
         last = config.base_gpu_id + len(config.ranks_here) - 1
         device = f"{ranks} ranks on {device}" + (f" to cuda:{last}" if device != "cpu" else "")
         device += f" of {config.nnodes} nodes" if config.nnodes > 1 else ""
+    if config.attn_dp_size > 1:
+        device = f"DP rank {config.attn_dp_rank} of {config.attn_dp_size}, {device}"
     overlap = "off" if config.disable_overlap_schedule else "on"
     servers = config.tokenizer_worker_num
     return (

@@ -7,7 +7,8 @@ import os
 import socket
 from contextlib import ExitStack
 
-from mla_router.worker.config import WorkerConfig, default_server_processes
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.host import default_server_processes
 
 BACKLOG = 1024
 
