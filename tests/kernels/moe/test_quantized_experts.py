@@ -96,7 +96,7 @@ def test_pairs_without_an_expert_read_no_weights(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [FP8, INT8])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "group"), [(1, EXPERTS, None), (7, EXPERTS, 128), (40, EXPERTS, 64)]
+    ("tokens", "experts", "group"), [(1, EXPERTS, None), (7, EXPERTS, 128), (70, EXPERTS, 64)]
 )
 def test_cpu_multiplies_the_numbers_of_the_kernels(
     tokens: int, experts: int, group: int | None, dtype: torch.dtype

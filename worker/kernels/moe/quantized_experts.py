@@ -145,10 +145,12 @@ def _tiling(x: Activations, gate_up: Weight, top_k: int) -> MoeTiling:
 
 
 def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:
-    """Returns the fastest tiles of sweeps with V2-Lite's and V3's experts: on an H100 for one token, else on an H200."""
+    """Returns fast tiles of sweeps with V2-Lite's and V3's experts: on an H100 for one token and blocks of fewer than 64
+    rows, else on an H200."""
     if tokens == 1:
         gate_up = Tile(2, 512, num_warps=2, num_stages=4)
         return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
-    if tokens * top_k <= 12 * experts:
-        return MoeTiling(16, gate_up=Tile(128, 128, 8, 4, 4), down=Tile(128, 128, 2, 4, 4))
+    if tokens * top_k <= 24 * experts:
+        rows = 16 if tokens * top_k <= 12 * experts else 32
+        return MoeTiling(rows, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(64, 128, 2, 4, 6))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

@@ -27,6 +27,14 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
 
+@triton.jit
+def product(rows, weights):
+    """Returns rows @ weights.T. The first operand of `wgmma` has 64 rows: the weights' if `rows` has fewer."""
+    if rows.shape[0] < 64:
+        return tl.dot(weights, rows.T).T
+    return tl.dot(rows, weights.T)
+
+
 @triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m", "group_stride"])
 def _gate_up(
     x,
@@ -83,8 +91,8 @@ def _gate_up(
         a = tl.load(x_at + start, inside, other=0.0)
         a_scale_at = x_scales + token * row_stride + start // X_GROUP * group_stride
         a_scale = tl.load(a_scale_at, real, other=0.0)
-        gate_part = tl.dot(a, weight.load([of_expert, 0, first, start]).reshape(BLOCK_N, BLOCK_K).T)
-        up_part = tl.dot(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K).T)
+        gate_part = product(a, weight.load([of_expert, 0, first, start]).reshape(BLOCK_N, BLOCK_K))
+        up_part = product(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K))
         if SCALE_COLUMNS < HIDDEN:
             column_k = start // SCALE_COLUMNS
             gate += scaled(
@@ -179,7 +187,7 @@ def _down(
         a_scale = tl.load(gated_scales + rows * X_SCALES + start // X_GROUP, real, other=0.0)
         # Columns past the end are weights of another expert, or zeros, and are not stored
         tile = weight.load([(expert * HIDDEN).to(tl.int32) + first, start])
-        part = tl.dot(a, tile.T)
+        part = product(a, tile)
         if SCALE_COLUMNS < WIDTH:
             sums += scaled(
                 part,
