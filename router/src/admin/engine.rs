@@ -8,7 +8,6 @@ use axum::{
     extract::State,
     http::{Method, StatusCode},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, post},
 };
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::timeout};
@@ -23,15 +22,6 @@ use crate::{
     router::Router,
     upstream::call::Call,
 };
-
-/// Paths that mean the same for each worker.
-pub(super) const ON_EVERY_WORKER: [&str; 5] = [
-    "/start_profile",
-    "/stop_profile",
-    "/start_expert_distribution_record",
-    "/stop_expert_distribution_record",
-    "/dump_expert_distribution_record",
-];
 
 /// The response of one worker.
 struct Answer {
@@ -117,12 +107,28 @@ pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Respons
     reports(status, &answers)
 }
 
-/// A path that the router sends to every worker. The response has the error of each worker that failed.
-pub(super) fn on_every_worker(path: &'static str) -> MethodRouter<Arc<Router>> {
-    post(async move |State(router): Shared, body: Bytes| ask_every(&router, path, body).await)
+pub(super) async fn start_profile(State(router): Shared, body: Bytes) -> Response {
+    on_every_worker(&router, "/start_profile", body).await
 }
 
-async fn ask_every(router: &Router, path: &'static str, body: Bytes) -> Response {
+pub(super) async fn stop_profile(State(router): Shared, body: Bytes) -> Response {
+    on_every_worker(&router, "/stop_profile", body).await
+}
+
+pub(super) async fn start_expert_record(State(router): Shared, body: Bytes) -> Response {
+    on_every_worker(&router, "/start_expert_distribution_record", body).await
+}
+
+pub(super) async fn stop_expert_record(State(router): Shared, body: Bytes) -> Response {
+    on_every_worker(&router, "/stop_expert_distribution_record", body).await
+}
+
+pub(super) async fn dump_expert_record(State(router): Shared, body: Bytes) -> Response {
+    on_every_worker(&router, "/dump_expert_distribution_record", body).await
+}
+
+/// Sends a request to every worker. The response has the error of each worker that failed.
+async fn on_every_worker(router: &Router, path: &'static str, body: Bytes) -> Response {
     let answers = ask_all(router, Method::POST, path, body).await;
     let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
     let refused = refused.map(|(status, _)| *status).find(|status| !status.is_success());

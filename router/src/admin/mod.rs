@@ -44,20 +44,17 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/remove_worker", post(workers::remove_worker))
         .route("/flush_cache", post(engine::flush_cache))
         .route("/abort_request", post(engine::abort_request))
-        .merge(on_every_worker())
+        .route("/start_profile", post(engine::start_profile))
+        .route("/stop_profile", post(engine::stop_profile))
+        .route("/start_expert_distribution_record", post(engine::start_expert_record))
+        .route("/stop_expert_distribution_record", post(engine::stop_expert_record))
+        .route("/dump_expert_distribution_record", post(engine::dump_expert_record))
         .route("/get_server_info", get(engine::server_info))
         .route("/server_info", get(engine::server_info))
         .fallback(async |uri: Uri| Error::NotFound(uri.path().to_owned()))
         // axum adds the Allow header.
         .method_not_allowed_fallback(async || Error::MethodNotAllowed { allow: None })
         .with_state(router)
-}
-
-/// The paths whose requests go to every worker.
-fn on_every_worker() -> Routes<Arc<Router>> {
-    engine::ON_EVERY_WORKER
-        .into_iter()
-        .fold(Routes::new(), |routes, path| routes.route(path, engine::on_every_worker(path)))
 }
 
 impl IntoResponse for Error {
