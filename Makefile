@@ -91,6 +91,13 @@ coverage: build-for-tests ## lines of worker and launch that no test runs, child
 	$(COVERAGE) combine --quiet
 	$(COVERAGE) report
 
+.PHONY: coverage-rust
+coverage-rust: ## lines of the router that no Rust test runs (rustup installs llvm-tools)
+	rustup component add llvm-tools
+	cargo install --quiet --locked --debug --version 0.9.1 --root target/coverage cargo-llvm-cov
+	PATH=$(abspath target/coverage/bin):$$PATH cargo llvm-cov --locked -p mla-router \
+	  --ignore-run-fail --show-missing-lines
+
 # Versions, or paths of interpreters
 PYTHONS := 3.12 3.13
 UNDER_PYTHONS := tests/packaging tests/worker tests/launch tests/router tests/scheduler tests/server
