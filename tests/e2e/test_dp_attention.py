@@ -124,6 +124,20 @@ def test_flushes_do_not_disturb_steps(group: processes.Running, small_worker: st
     assert found == expected
 
 
+def test_all_dp_ranks_are_unhealthy_while_one_is_stopped(group: processes.Running) -> None:
+    urls = [worker["url"] for worker in processes.workers(group.url)]
+    stopped = schedulers(group)[1].number
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        for url in urls:
+            wait_until(lambda url=url: processes.status_of(url + "/health") == 503, "it says 503")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    for url in urls:
+        wait_until(lambda url=url: processes.status_of(url + "/health") == 200, "it says 200")
+    wait_until(lambda: len(processes.healthy_workers(group.url)) == 2, "in rotation")
+
+
 def test_a_killed_rank_ends_the_group_and_streams_go_on(
     group: processes.Running, small_worker: str
 ) -> None:
