@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# For ranks on one machine
-_RANKS = {"NCCL_SOCKET_IFNAME": "lo"}
+# For ranks on one machine. Torch sets up multicast by NVLink switches unless forbidden; nothing here uses it
+_RANKS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 MIN_DIST_KEY = 16  # characters
 # Steps differ in size, so memory that one step frees must be usable for tensors of other sizes in the next step.
 # OpenMP threads sleep while they wait: on a busy machine, spinning threads occupy the cores that the awaited threads need.
@@ -236,6 +236,7 @@ class WorkerConfig:
         "the worker ends",
         low=1.0,
     )
+    disable_custom_all_reduce: bool = _flag(False, "sum rows of several GPUs by NCCL alone")
     cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
     attention_backend: str = _flag(
         "auto",

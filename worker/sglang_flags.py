@@ -34,7 +34,7 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 
 
 _ALWAYS = "always on"
-_ONE_WAY = "ranks exchange by gloo on a CPU and NCCL on GPUs"
+_ONE_WAY = "ranks exchange by gloo on a CPU; by our kernels and NCCL on GPUs"
 _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
 _ONE_EXCHANGE = "each rank computes its experts of all tokens"
 _OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
@@ -74,7 +74,6 @@ FLAGS: dict[str, ForeignFlag] = {
     # devices and processes that work together
     "--nccl-port": _tunes("NCCL chooses its ports", ONE),
     "--gpu-id-step": _tunes("the GPUs of --dp-size lie beside each other", ONE, "1"),
-    "--disable-custom-all-reduce": _tunes(_ONE_WAY),
     "--enable-p2p-check": _tunes(_ONE_WAY),
     "--enable-nccl-nvls": _tunes(_ONE_WAY),
     "--enable-symm-mem": _tunes(_ONE_WAY),

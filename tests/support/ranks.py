@@ -1,4 +1,5 @@
-"""The processes of several ranks, joined to a group: on a CPU over gloo, or on a GPU each over NCCL.
+"""The processes of several ranks, joined to a group: on a CPU over gloo, or on a GPU each over NCCL. Or each has the mailboxes
+of `kernels/comm/one_shot.py` instead of a group, on a GPU each or all on one.
 
 They are forks of one process that has imported torch. Functions that they run must be importable: those of support modules.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -21,11 +23,14 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.mailboxes import map_mailboxes
+from mla_router.worker.kernels.comm.one_shot import Mailboxes
 from support.processes import EVENT_TIMEOUT_S
 
 
 class Ranks:
-    """`size` processes, which call functions until `close`. `device_type`: "cpu" or "cuda"."""
+    """`size` processes, which call functions until `close`. `device_type`: "cpu", "cuda", "mailboxes on GPUs" or
+    "mailboxes on one GPU"."""
 
     def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.is_closed = False
@@ -100,11 +105,16 @@ def _context() -> ForkServerContext:
 def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connection) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    if device_type == "cuda":
-        device = torch.device("cuda", rank)
+    if device_type != "cpu":
+        device = torch.device("cuda", 0 if device_type == "mailboxes on one GPU" else rank)
         torch.cuda.set_device(device)
     file = FileStore(str(store), -1)
-    group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
+    group: Group | Mailboxes
+    if device_type in ("cpu", "cuda"):
+        group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
+    else:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        group = map_mailboxes(rank, size, file, device)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()

@@ -25,7 +25,7 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import Plus
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.shared import SharedWeights
-from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
+from mla_router.worker.kernels.norm_linear import norm_linear
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
@@ -335,7 +335,7 @@ class MixtureOfExperts(FeedForward):
             normed, residual = norm.add(hidden_states, residual)
             return self.exchanged(normed, exchange), residual
         form = self.row_form(hidden_states)
-        if not self.gate.joins_norm(hidden_states):
+        if not self.gate.joins_norm(norm, hidden_states, residual):
             rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
             return self(rows, exchange.out_cache_loc), residual
         rows, residual, logits = self.gate.after_norm(norm, form, hidden_states, residual)
@@ -401,9 +401,9 @@ class Gate(nn.Module):
 
     # ---- Fast path ----
 
-    def joins_norm(self, hidden_states: Tensor) -> bool:
+    def joins_norm(self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor) -> bool:
         """Whether `after_norm` is one kernel. If not, the norm and `forward` have fast kernels of their own."""
-        return has_kernel(hidden_states, len(self.weight))
+        return norm.joins_product(hidden_states, residual, len(self.weight))
 
     def after_norm(
         self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor

@@ -59,8 +59,9 @@ class RMSNorm(nn.Module):
         self, projection: Linear, hidden_states: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Returns `projection` of the normalized sum, and the sum: `add`, then `projection`. One row has one kernel
-        for both."""
-        if projection.bias is None and has_kernel(hidden_states, projection.shape.outputs):
+        for both, unless the norm joins the sum over ranks."""
+        outputs = projection.shape.outputs
+        if projection.bias is None and self.joins_product(hidden_states, residual, outputs):
             projected, total, _ = norm_linear(
                 self.sum(hidden_states, residual),
                 residual,
@@ -80,6 +81,11 @@ class RMSNorm(nn.Module):
             return self.add(hidden_states, residual)
         summed = self.sum(hidden_states, residual)
         return norm_rows(summed, residual, self.weight, self.eps, form)
+
+    def joins_product(self, hidden_states: Tensor, residual: Tensor | None, outputs: int) -> bool:
+        """Whether one kernel does norm and product. It leaves `sum` to its caller."""
+        joins_sum = residual is not None and self.group.joins_norm(hidden_states)
+        return not joins_sum and has_kernel(hidden_states, outputs)
 
     def sum(self, hidden_states: Tensor, residual: Tensor | None) -> Tensor:
         """Returns the sum over ranks of the rows that come with a residual."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from mla_router.worker.ranks.leader import Leader
 from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls
 from mla_router.worker.ranks.rendezvous import Rendezvous
 from mla_router.worker.ranks.stores import StoreLocation
+
+logger = logging.getLogger(__name__)
 
 
 def load_rank(
@@ -43,7 +46,11 @@ def load_rank(
             dp_size=config.attn_dp_size,
             timeout_s=config.dist_timeout,
             address=address,
+            shares_memory=not config.disable_custom_all_reduce,
         )
+        if device.type == "cuda":
+            group = groups.attention if groups.attention.size > 1 else groups.exchange
+            logger.info("exchange between ranks: %s", group.few_rows.choice)
     try:
         return load_engine(own, groups, expert_parts=config.ep_size)
     except ModelError as error:

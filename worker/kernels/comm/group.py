@@ -1,8 +1,9 @@
 """The ranks that share one model, and the collectives between them.
 
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
-device, and a CUDA graph can capture it. All ranks must call the same collectives in the same order, with tensors of
-one shape and dtype. Only `gather_rows` and `scatter_rows` take a different number of rows from each rank.
+device, and a CUDA graph can capture it. So do our own kernels for few rows (`one_shot.py`), where GPUs share memory; shape
+and dtype alone decide between both. All ranks must call the same collectives in the same order, with tensors of one shape
+and dtype. Only `gather_rows` and `scatter_rows` take a different number of rows from each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from mla_router.worker.kernels.comm import one_shot
 from mla_router.worker.kernels.comm.connect import LOOPBACK, connect
+from mla_router.worker.kernels.comm.mailboxes import NCCL_CHOSEN, join_one_shot
 from mla_router.worker.kernels.rms_norm import add_rms_norm
 
 # NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
@@ -36,6 +39,7 @@ class Group:
         assert (processes is None) == (size == 1), f"{size} ranks, {processes}"
         self.rank = rank
         self.size = size
+        self.few_rows = NCCL_CHOSEN
         self._processes = processes
         # On the current stream, between the kernels before and after
         self._reduce, self._gather = AllreduceOptions(), AllgatherOptions()
@@ -58,8 +62,10 @@ class Group:
         timeout_s: float = 1800.0,
         name: str = "group",
         address: str = LOOPBACK,
+        shares_memory: bool = True,
     ) -> Group:
-        """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL.
+        """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL, and with
+        `shares_memory` over memory that the GPUs share, if they can.
 
         The ranks find each other in `store`. Groups in the same store have different names. Gloo listens on `address`, an
         address of this machine. The environment variable NCCL_SOCKET_IFNAME names the interface of NCCL.
@@ -76,6 +82,8 @@ class Group:
                 x = torch.zeros(numbers, device=device)
                 group.scatter_rows(group.all_gather(group.all_reduce(x), 0), (numbers,) * size)
             torch.cuda.synchronize(device)
+            if shares_memory:
+                group.few_rows = join_one_shot(rank, size, store, device, name)
         return group
 
     @property
@@ -86,14 +94,24 @@ class Group:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replaces `x`, which is contiguous, by its sum over the ranks, and returns it. The sum is the same on all
         ranks, bit by bit."""
+        boxes = self._boxes(x, len(x) if x.dim() else 0)
+        if boxes is not None:
+            return one_shot.sum_rows(boxes, x)
         if self._processes is not None and x.numel():
             _finish(self._processes.allreduce([x], self._reduce))
         return x
+
+    def joins_norm(self, x: Tensor) -> bool:
+        """Whether `sum_add_norm` of x [T, N] is one kernel."""
+        return self._boxes(x, len(x)) is not None
 
     def sum_add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Returns `add_rms_norm` of the sum of x [T, N] over the ranks. Overwrites `x`, which is contiguous."""
+        boxes = self._boxes(x, len(x))
+        if boxes is not None:
+            return one_shot.sum_add_norm(boxes, x, residual, weight, eps)
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -113,7 +131,8 @@ class Group:
             return x
         assert len(x) == counts[self.rank], f"{len(x)} rows, {counts=}, {self.rank=}"
         if len(set(counts)) == 1:
-            return self.all_gather(x, 0)
+            boxes = self._boxes(x, len(x))
+            return self.all_gather(x, 0) if boxes is None else one_shot.gather_rows(boxes, x)
         if self.backend == "nccl":
             gathered = x.new_empty(sum(counts), *x.shape[1:])
             parts = list(torch.split(gathered, list(counts)))
@@ -135,11 +154,19 @@ class Group:
             return torch.split(self.all_reduce(x), list(counts))[self.rank]
         own = x.new_empty(counts[self.rank], *x.shape[1:])
         if len(set(counts)) == 1:
+            boxes = self._boxes(x, len(own))
+            if boxes is not None:
+                return one_shot.scatter_rows(boxes, x)
             _finish(self._processes._reduce_scatter_base(own, x, self._scatter))
         else:
             parts = list(torch.split(x, list(counts)))
             _finish(self._processes.reduce_scatter([own], [parts], self._scatter))
         return own
+
+    def _boxes(self, x: Tensor, rows: int) -> one_shot.Mailboxes | None:
+        """Returns the mailboxes if they serve a call that sends `rows` rows of `x` to each rank."""
+        boxes = self.few_rows.boxes
+        return boxes if boxes is not None and boxes.serve(x, rows) else None
 
 
 def _finish(work: Any) -> None:

@@ -32,6 +32,7 @@ class Groups(NamedTuple):
         dp_size: int = 1,
         timeout_s: float = 1800.0,
         address: str = LOOPBACK,
+        shares_memory: bool = True,
     ) -> Groups:
         """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. Other
         arguments, and errors: those of `Group.join`."""
@@ -41,7 +42,14 @@ class Groups(NamedTuple):
 
         def join(name: str, own: int, count: int) -> Group:
             return Group.join(
-                own, count, store, device, timeout_s=timeout_s, name=name, address=address
+                own,
+                count,
+                store,
+                device,
+                timeout_s=timeout_s,
+                name=name,
+                address=address,
+                shares_memory=shares_memory,
             )
 
         return cls(
