@@ -232,8 +232,7 @@ class WorkerConfig:
     )
     dist_timeout: float = _flag(
         600.0,
-        "seconds for which the nodes and ranks of a worker wait for each other, at the start and in each exchange, before "
-        "the worker ends",
+        "seconds that nodes and ranks wait for each other, at the start and in each exchange, before the worker ends",
         low=1.0,
     )
     disable_custom_all_reduce: bool = _flag(False, "sum rows of several GPUs by NCCL alone")
