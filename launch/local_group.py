@@ -9,7 +9,6 @@ from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.process import describe_exit
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.dp_group import dp_groups
 
 Show = Callable[[str], None]
 
@@ -24,6 +23,9 @@ class LocalGroup:
 
     async def run(self, on_ready: Callable[[str], None]) -> End:
         """Runs the DP ranks until one ends, and kills the others."""
+        # Not at the top: without its packages `launch_server` still says which are missing
+        from mla_router.worker.dp_group import dp_groups
+
         ready: list[str] = []
 
         def one_is_ready(process: str) -> None:
