@@ -59,8 +59,10 @@ def launched(cluster: Cluster, **flags: processes.Flag) -> Iterator[Running]:
 
 
 def on_nodes() -> list[Pid]:
-    """Returns the actors and workers. The nodes are children of this process."""
-    return [pid for pid in descendants(os.getpid()) if any(name in pid.command for name in OURS)]
+    """Returns the actors and workers. The nodes are children of this process, as the servers of other tests are."""
+    nodes = [pid for pid in descendants(os.getpid()) if "/raylet/raylet " in pid.command]
+    below = [pid for node in nodes for pid in descendants(node.number)]
+    return [pid for pid in below if any(name in pid.command for name in OURS)]
 
 
 def of_nodes(server: Running) -> list[Pid]:
@@ -124,7 +126,7 @@ def test_workers_follow_the_nodes_of_the_cluster(cluster: Cluster) -> None:
         wait_until(lambda: "listening on" in server.output(), "the router listens")
         in_rotation(2)
         assert "worker 2 waits for a node with 1 CPU" in server.output()
-        assert server.output().count("Ready: ") == 1
+        wait_until(lambda: server.output().count("Ready: ") == 1, "it is ready")
         cluster.add_node(num_cpus=2)
         before = in_rotation(3)
         for url in before.values():
