@@ -240,7 +240,7 @@ def measure(
     device: str,
     end: float,
 ) -> Iterator[dict[str, Any]]:
-    """Writes the tables, and yields the us of each number of rows with the tile found, and with that of the rule."""
+    """Writes the tables. Yields two times for each number of rows: with the tiles found, and with the code's own tiles."""
     progress = tqdm(missing, "Measuring", mininterval=1)
     before, inputs, fits = None, Inputs("cuda"), set[Job]()
     for problem, size in progress:

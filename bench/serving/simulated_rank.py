@@ -7,7 +7,8 @@ all of the attention (`dp`: each rank has requests of its own) or its heads (`tp
 exchange with the others is a loopback of the real sizes, which takes the modelled time of NVLink (`loopback.py`). Left
 out are the waits of ranks for each other, whose loads differ, and the schedulers' agreement on steps.
 
-With fewer `--layers` than the model has, the time of the others is that of the last ones: measured by leaving them out.
+With fewer `--layers` than the model has, the missing layers count like the last existing ones. The time of those is the
+difference of two measurements, with and without them.
 The batch sizes are requests a rank, also with `tp`: all ranks together have the same requests in both.
 """
 

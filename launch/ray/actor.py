@@ -33,8 +33,8 @@ class WorkerActor:
         * `lines`: lines of its output;
         * `status`: exit status, last.
 
-        `version` is that of the launcher. `settings` are the fields of a `WorkerConfig`; the worker gets the first free
-        port from its `port` on. Raises ValueError, NoPortError.
+        `version`: of the launcher's package. `settings`: the fields of a `WorkerConfig`. The worker listens on the first
+        free port from `port` on. Raises ValueError, NoPortError.
         """
         if version != __version__:
             raise ValueError(
