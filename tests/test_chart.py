@@ -59,7 +59,7 @@ def test_every_flag_in_the_templates_exists() -> None:
 def test_every_variable_is_read_by_router_or_worker() -> None:
     named = set(re.findall(r'"(MLA_ROUTER_\w+)"', ALL_TEMPLATES))
     assert len(named) == 5
-    sources = [ROOT / "router/src/config/mod.rs", ROOT / "worker/config.py"]
+    sources = [ROOT / "router/src/config/mod.rs", ROOT / "worker/settings.py"]
     known = "".join(path.read_text() for path in sources)
     assert [name for name in named if f'"{name}"' not in known] == []
 
