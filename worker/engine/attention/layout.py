@@ -37,6 +37,9 @@ class StepLayout:
     decode_lengths: Tensor  # [D] int32, tokens in the KV cache including the new one
     max_decode_length: int  # an upper bound of decode_lengths; 0 if D == 0
     chunks: tuple[ChunkExtent, ...] = ()
+    # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels may read
+    # the cache once for all of them. Idle rows may have any length; their results are not used.
+    queries_per_slot: int = 1
 
 
 # Returns the attention of a prompt from its out_cache_loc [N] int64.

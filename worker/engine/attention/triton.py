@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ MOST_HEADS = 16
 # Largest head_dim of keys and values: larger heads leave no room for several tiles on a multiprocessor
 _MAX_HEAD_WIDTH = 256
 
-# Returns the tiling and the number of parts of decode attention, for a number of requests.
-Tiles = Callable[[int], tuple[Tiling, int]]
+# Returns the tiling and the number of parts of decode attention, for a number of requests and of queries of each.
+Tiles = Callable[[int, int], tuple[Tiling, int]]
 # Prefill attention of one pass: takes q, kv, k_pe, the pass, the scale and the output tensor, if there is one; returns the
 # output and the log-sum-exps as `kernels/attention/mla_prefill.py`.
 AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tuple[Tensor, Tensor]]
@@ -76,7 +76,8 @@ class TritonBackend(AttentionBackend):
         self.max_keys = MAX_EXPANDED // spec.prefill_kv_dim
         self._num_heads = spec.num_heads
         self._scale = spec.scale
-        self._tiles, self._group_tiles = _decode_tiles(spec, device, fp8=is_fp8(kv_cache_dtype))
+        self._tiles = _decode_tiles(spec, device, fp8=is_fp8(kv_cache_dtype))
+        self._latent = isinstance(spec, LatentAttentionSpec)
         self._device = device
         self._upload = Upload(device)
 
@@ -94,9 +95,10 @@ class TritonBackend(AttentionBackend):
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
         """Returns the attention of a step. `attend`: the prefill kernel."""
         schedule, passes = None, []
+        layout = self._joined(layout)
         prefixes = self._prefixes(layout)
-        if rows := len(layout.decode_slots):
-            tiles, parts = self._tiles(rows)
+        if requests := len(layout.decode_slots):
+            tiles, parts = self._tiles(requests, layout.queries_per_slot)
             schedule = decode_schedule(
                 prefixes.own_lengths if prefixes else layout.decode_lengths,
                 max_length=layout.max_decode_length,
@@ -107,11 +109,27 @@ class TritonBackend(AttentionBackend):
             passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, self._upload)
         return TritonAttention(layout, self._scale, schedule, passes, prefixes, attend)
 
+    def _joined(self, layout: StepLayout) -> StepLayout:
+        """Returns the layout with one decode row for each slot, its last one, if the kernel reads the cache once for all
+        queries of a slot. Grouped-query decode takes each row by itself."""
+        queries = layout.queries_per_slot
+        assert len(layout.decode_slots) % queries == 0, (
+            f"{len(layout.decode_slots)} decode rows of slots with {queries} queries each"
+        )
+        if queries == 1 or not self._latent:
+            return replace(layout, queries_per_slot=1)
+        return replace(
+            layout,
+            decode_slots=layout.decode_slots[queries - 1 :: queries].contiguous(),
+            decode_lengths=layout.decode_lengths[queries - 1 :: queries].contiguous(),
+        )
+
     def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
         rows = len(layout.decode_slots)
-        if self._group_tiles is None or rows < LOOK_FROM:
+        joins = self._latent and self._num_heads <= MOST_HEADS and layout.queries_per_slot == 1
+        if not joins or rows < LOOK_FROM:
             return None
-        tiles, parts = self._group_tiles(rows // GROUP)
+        tiles, parts = self._tiles(rows // GROUP, GROUP)
         return shared_prefixes(
             layout.page_table,
             layout.decode_slots,
@@ -128,23 +146,20 @@ class TritonBackend(AttentionBackend):
         return lambda locations: PrefillGraphAttention(layout, self._scale, passes, locations)
 
 
-def _decode_tiles(
-    spec: AttentionSpec, device: torch.device, *, fp8: bool
-) -> tuple[Tiles, Tiles | None]:
-    """Returns the tiles of decode rows, and those of shared prefixes; None if these are not batched."""
+def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Tiles:
     heads = spec.num_heads
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
         width = spec.head_dim + spec.v_head_dim
         chosen = gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device))
         parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
-        return lambda _: (chosen, parts), None
+        return lambda *_: (chosen, parts)
 
-    def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
+    def tiles(requests: int, queries: int) -> tuple[Tiling, int]:
         chosen = tiling(heads, requests, queries, fp8=fp8, on=limits(device))
         return chosen, num_parts(chosen, heads, queries, device)
 
-    return tiles, partial(tiles, queries=GROUP) if heads <= MOST_HEADS else None
+    return tiles
 
 
 def _widths_reason(spec: AttentionSpec, *, fp8: bool) -> str | None:
@@ -168,7 +183,7 @@ def _widths_reason(spec: AttentionSpec, *, fp8: bool) -> str | None:
 
 
 class TritonAttention:
-    """Implements `StepAttention`."""
+    """Implements `StepAttention`. `layout` has one decode row for each row of `schedule`."""
 
     def __init__(
         self,
@@ -200,6 +215,7 @@ class TritonAttention:
             layout.decode_lengths,
             self.schedule,
             scale=self._scale,
+            queries=layout.queries_per_slot,
             settled=True,
             prefixes=self.prefixes,
             kv_scale=scales.keys,
