@@ -96,17 +96,27 @@ def expected_attention(
 
 
 def expected_gqa(
-    q: Tensor, paged: PagedCache, groups: int, v_head_dim: int, scale: float
+    q: Tensor,
+    paged: PagedCache,
+    groups: int,
+    v_head_dim: int,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Returns [R, H, v_head_dim] float64 for q [R, H, width]. A row has the keys of all groups, then the
-    values."""
+    values. Queries attend to the last `window` rows."""
     width, share = q.shape[-1], q.shape[1] // groups
     out = torch.empty(*q.shape[:2], v_head_dim, dtype=torch.float64, device=q.device)
     for request, rows in enumerate(paged.rows):
         for head in range(q.shape[1]):
             key_at = head // share * width
             value_at = groups * width + head // share * v_head_dim
-            keys = rows[:, key_at : key_at + width].double()
-            weights = (keys @ q[request, head].double() * scale).softmax(dim=0)
-            out[request, head] = weights @ rows[:, value_at : value_at + v_head_dim].double()
+            seen = rows[-window:] if window else rows
+            scores = seen[:, key_at : key_at + width].double() @ q[request, head].double() * scale
+            if softcap:
+                scores = softcap * (scores / softcap).tanh()
+            weights = scores.softmax(dim=0)
+            out[request, head] = weights @ seen[:, value_at : value_at + v_head_dim].double()
     return out

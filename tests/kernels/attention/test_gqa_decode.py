@@ -14,7 +14,11 @@ from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule_torch,
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
-from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
+from mla_router.worker.kernels.attention.gqa_decode import (
+    gqa_decode,
+    gqa_decode_torch,
+    gqa_decode_triton,
+)
 from mla_router.worker.kernels.device import H200
 from support.paged_cache import expected_gqa, random_cache
 from support.sm90 import compile_sm90
@@ -91,6 +95,40 @@ def test_torch(
         spare=spare,
         seed=seed,
     )
+
+
+@given(
+    lengths=LENGTHS,
+    window=st.integers(1, 80),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+    page_size=st.sampled_from([1, 4, 16]),
+    seed=st.integers(0, 100),
+)
+def test_torch_with_window_and_softcap(
+    lengths: list[int], window: int, softcap: float | None, page_size: int, seed: int
+) -> None:
+    """Rows before a window are NaN: their memory may belong to another request."""
+    draw = torch.Generator().manual_seed(seed)
+    paged = random_cache(lengths, page_size, 2 * 12, dtype=torch.float32, generator=draw)
+    q = torch.randn(len(lengths), 4, 7, generator=draw)
+    expected = expected_gqa(q, paged, 2, 5, SCALE, window=window, softcap=softcap)
+    for slot, length in zip(paged.slots.tolist(), lengths, strict=True):
+        for at in range(length - window):
+            paged.cache[paged.page_table[slot, at // page_size], at % page_size] = float("nan")
+    out = torch.empty(len(lengths), 4, 5)
+    gqa_decode_torch(
+        q,
+        paged.cache,
+        paged.page_table,
+        paged.slots,
+        paged.lengths,
+        out,
+        max_length=max(lengths),
+        scale=SCALE,
+        window=window,
+        softcap=softcap,
+    )
+    torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=2e-5)
 
 
 @settings(max_examples=10)

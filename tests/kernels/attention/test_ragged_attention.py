@@ -21,7 +21,10 @@ from mla_router.worker.kernels.attention.ragged_attention.kernel import (
     ragged_attention_triton,
     tiling,
 )
-from mla_router.worker.kernels.attention.ragged_attention.torch import QUERY_BLOCK
+from mla_router.worker.kernels.attention.ragged_attention.torch import (
+    QUERY_BLOCK,
+    ragged_attention_torch,
+)
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -64,20 +67,30 @@ def drawn(
     )
 
 
-def one_by_one(inputs: Inputs, extents: Extents, *, causal: bool) -> tuple[Tensor, Tensor]:
+def one_by_one(
+    inputs: Inputs,
+    extents: Extents,
+    *,
+    causal: bool,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
     q, k, v = (tensor.double().cpu() for tensor in (inputs.q, inputs.k, inputs.v))
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float64)
     first_query = first_key = 0
     for queries, keys in extents:
         for i in range(queries):
-            seen = slice(first_key, first_key + (keys - queries + i + 1 if causal else keys))
+            end = first_key + (keys - queries + i + 1 if causal else keys)
+            seen = slice(max(first_key, end - (window or end)), end)
             for head in range(q.shape[1] if keys else 0):
                 group = head * k.shape[1] // q.shape[1]
                 key = k[seen, group]
                 if inputs.shared is not None:
                     key = torch.cat((key, inputs.shared.double().cpu()[seen]), dim=-1)
                 scores = key @ q[first_query + i, head] * SCALE
+                if softcap:
+                    scores = softcap * (scores / softcap).tanh()
                 out[first_query + i, head] = scores.softmax(dim=-1) @ v[seen, group]
                 lse[first_query + i, head] = scores.exp().sum().log2()
         first_query += queries
@@ -119,6 +132,33 @@ def test_formula(
     widths = 6, shared_width, 5
     inputs = drawn(extents, heads=share * groups, groups=groups, widths=widths)
     check(ragged_attention, inputs, extents, causal=causal)
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=3),
+    window=st.integers(1, 30),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+)
+def test_torch_with_window_and_softcap(
+    chunks: list[tuple[int, int]], window: int, softcap: float | None
+) -> None:
+    check_torch([(n, prefix + n) for n, prefix in chunks], window, softcap)
+
+
+def test_window_in_a_chunk_of_several_query_blocks() -> None:
+    check_torch([(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40)], 100, None)
+    check_torch([(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40)], 400, 1.0)
+
+
+def check_torch(extents: Extents, window: int, softcap: float | None) -> None:
+    inputs = drawn(extents, heads=4)
+    options = {"window": window, "softcap": softcap}
+    q, k, v, shared = inputs.q, inputs.k, inputs.v, inputs.shared
+    got = ragged_attention_torch(q, k, v, shared, extents, scale=SCALE, **options)
+    for ours, expected in zip(
+        got, one_by_one(inputs, extents, causal=True, **options), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_chunk_longer_than_a_query_block() -> None:

@@ -127,7 +127,7 @@ def test_gathered_rows_are_dequantized(dtype: torch.dtype, out: torch.dtype) -> 
 def test_whole_requests_are_read_as_they_are_stored(dtype: torch.dtype) -> None:
     cache, table = random_rows(dtype, 4, 2, 6), torch.tensor([[3, 1]], dtype=torch.int32)
     for length, pages in ((3, [3, 1]), (2, [3])):
-        got = kv_read(cache, table, [(0, length)])
+        got = kv_read(cache, table, [(0, 0, length)])
         assert got.dtype == dtype
         assert torch.equal(got.float(), cache.float()[pages].flatten(0, 1)[:length])
     taken = kv_take(cache, torch.tensor([5, 2]), dtype=torch.float32)

@@ -14,9 +14,10 @@ from mla_router.worker.kernels.kv_cache.write import kv_write
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
     page_size=st.sampled_from([1, 4, 16]),
+    first=st.sampled_from([0, 0.5, 0.99]),
     seed=st.integers(0, 100),
 )
-def test_round_trip(lengths: list[int], page_size: int, seed: int) -> None:
+def test_round_trip(lengths: list[int], page_size: int, first: float, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     per_slot = -(-20 // page_size)
     pages = torch.randperm(len(lengths) * per_slot, generator=draw).to(torch.int32) + 1
@@ -32,8 +33,9 @@ def test_round_trip(lengths: list[int], page_size: int, seed: int) -> None:
     assert cache.isfinite().all(dim=-1).sum() == sum(lengths)
 
     order = torch.randperm(len(lengths), generator=draw).tolist()
-    got = kv_read(cache, table, [(slot, lengths[slot]) for slot in order])
-    assert torch.equal(got, torch.cat([rows[slot] for slot in order]))
+    firsts = [int(length * first) for length in lengths]
+    got = kv_read(cache, table, [(slot, firsts[slot], lengths[slot]) for slot in order])
+    assert torch.equal(got, torch.cat([rows[slot][firsts[slot] :] for slot in order]))
 
 
 def test_rows_take_the_dtype_of_the_cache() -> None:
@@ -46,5 +48,5 @@ def test_rows_take_the_dtype_of_the_cache() -> None:
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(AssertionError, match=r"cache \(2, 4, 3\).*rows \(1, 2\)"):
         kv_write(torch.zeros(2, 4, 3), torch.tensor([6]), torch.ones(1, 2))
-    with pytest.raises(AssertionError, match=r"\[\(0, 9\)\], page_table \(1, 2\) x 4"):
-        kv_read(torch.zeros(2, 4, 3), torch.ones(1, 2, dtype=torch.int32), [(0, 9)])
+    with pytest.raises(AssertionError, match=r"\[\(0, 0, 9\)\], page_table \(1, 2\) x 4"):
+        kv_read(torch.zeros(2, 4, 3), torch.ones(1, 2, dtype=torch.int32), [(0, 0, 9)])

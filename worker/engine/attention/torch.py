@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
@@ -15,7 +15,7 @@ from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_at
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, from_cache
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.read import kv_read
-from mla_router.worker.model.config.attention_spec import AttentionSpec
+from mla_router.worker.model.config.attention_spec import AttentionSpec, GroupedQueryAttentionSpec
 
 
 class TorchBackend(AttentionBackend):
@@ -32,7 +32,7 @@ class TorchBackend(AttentionBackend):
         kv_cache_dtype: torch.dtype,
     ) -> None:
         del device, dtype, kv_cache_dtype
-        self._scale = spec.scale
+        self._spec = spec
 
     @classmethod
     def supports(
@@ -43,18 +43,29 @@ class TorchBackend(AttentionBackend):
         kv_cache_dtype: torch.dtype,
     ) -> str | None:
         del device, dtype, kv_cache_dtype
-        return full_attention_reason(spec)
+        is_grouped = isinstance(spec, GroupedQueryAttentionSpec)
+        return None if is_grouped else full_attention_reason(spec)
 
     def plan(self, layout: StepLayout) -> TorchAttention:
-        return TorchAttention(layout, self._scale)
+        spec = self._spec
+        return TorchAttention(layout, spec.scale, window=spec.window, softcap=spec.softcap)
 
 
 class TorchAttention:
     """Implements `StepAttention`."""
 
-    def __init__(self, layout: StepLayout, scale: float) -> None:
+    def __init__(
+        self,
+        layout: StepLayout,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
         self.layout = layout
         self._scale = scale
+        self._window = window
+        self._softcap = softcap
 
     def mla_decode(
         self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
@@ -103,6 +114,8 @@ class TorchAttention:
             max_length=layout.max_decode_length,
             scale=self._scale,
             scales=scales,
+            window=self._window,
+            softcap=self._softcap,
         )
 
     def gqa_prefill(
@@ -110,12 +123,27 @@ class TorchAttention:
     ) -> None:
         k, v = keys_and_values(self._rows(cache), q.shape[-1], out.shape[-1])
         k, v = from_cache(k, q.dtype, scales.keys), from_cache(v, q.dtype, scales.values)
-        ragged_attention_torch(q, k, v, None, self._extents(), scale=self._scale, out=out)
+        ragged_attention_torch(
+            q,
+            k,
+            v,
+            None,
+            self._extents(),
+            scale=self._scale,
+            out=out,
+            window=self._window,
+            softcap=self._softcap,
+        )
 
     def _rows(self, cache: Tensor) -> Tensor:
-        """Returns the KV cache rows of all tokens of the chunks' requests."""
-        requests = [(chunk.slot, chunk.end) for chunk in self.layout.chunks]
+        """Returns the KV cache rows of the tokens to which the chunks attend."""
+        requests = [(chunk.slot, self._first_key(chunk), chunk.end) for chunk in self.layout.chunks]
         return kv_read(cache, self.layout.page_table, requests)
 
     def _extents(self) -> list[tuple[int, int]]:
-        return [(chunk.length, chunk.end) for chunk in self.layout.chunks]
+        """Returns the numbers of query rows and of key rows of each chunk."""
+        return [(chunk.length, chunk.end - self._first_key(chunk)) for chunk in self.layout.chunks]
+
+    def _first_key(self, chunk: ChunkExtent) -> int:
+        """Returns the position of the first key of the chunk's first token."""
+        return 0 if self._window is None else max(0, chunk.start + 1 - self._window)

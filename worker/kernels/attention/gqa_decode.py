@@ -25,6 +25,7 @@ from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
+from mla_router.worker.kernels.softcap import softcapped_torch
 
 
 def gqa_decode(
@@ -151,12 +152,20 @@ def gqa_decode_torch(
     max_length: int,
     scale: float,
     scales: KVScales = UNSCALED,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
-    """`max_length` is at least the longest length."""
+    """`max_length` is at least the longest length. `window` and `softcap`: as of an `AttentionSpec`. Rows before the
+    window are not read."""
     kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
     batch, heads, head_dim = q.shape
     locations, beyond = paged_rows(
-        page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
+        page_table,
+        slots,
+        lengths,
+        page_size=cache.shape[1],
+        max_length=max_length,
+        window=window,
     )
     rows = kv_take(
         cache,
@@ -164,12 +173,12 @@ def gqa_decode_torch(
         dtype=torch.float32,
         scales=scales,
         value_column=kv_heads * head_dim,
-    ).view(batch, max_length, -1)
-    keys, values = (  # [B, G, max_length, W or V]
+    ).view(*locations.shape, -1)
+    keys, values = (  # [B, G, N, W or V]
         part.transpose(1, 2) for part in keys_and_values(rows, head_dim, out.shape[-1])
     )
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
-    scores = torch.matmul(grouped, keys.transpose(-1, -2)) * scale
+    scores = softcapped_torch(torch.matmul(grouped, keys.transpose(-1, -2)) * scale, softcap)
     probabilities = scores.masked_fill_(beyond[:, None, None], float("-inf")).softmax(dim=-1)
     out.copy_(torch.matmul(probabilities, values).view(out.shape))
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.softcap import softcapped_torch
+
 # Upper bound of the scores [H, queries, keys] in memory at a time.
 QUERY_BLOCK = 256
 
@@ -22,8 +24,12 @@ def ragged_attention_torch(
     scale: float,
     causal: bool = True,
     out: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`ragged_attention` in float32, or in float64 if q is. `extents` are the query rows and key rows of each chunk."""
+    """`ragged_attention` in float32, or in float64 if q is. `extents` are the query rows and key rows of each chunk.
+    `window` and `softcap`: as of an `AttentionSpec`. A window needs a causal pass."""
+    assert causal or window is None, f"{window=} in a pass that is not causal"
     exact = torch.promote_types(q.dtype, torch.float32)
     num_queries, heads, _ = q.shape
     _, groups, own = k.shape
@@ -46,10 +52,14 @@ def ragged_attention_torch(
             scores = torch.matmul(block[..., :own], chunk_k[..., :seen])
             if shared is not None:
                 scores += torch.matmul(block[..., own:], shared[:, :seen])
-            scores *= scale
+            scores = softcapped_torch(scores.mul_(scale), softcap)
             if causal:
                 future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
                 scores[..., seen - size :].masked_fill_(future, float("-inf"))
+            if window is not None and seen > window:
+                # The last of the query rows, at seen - 1, has the first key seen - window
+                past = torch.ones(size, seen, dtype=torch.bool, device=q.device)
+                scores.masked_fill_(past.tril(seen - size - window), float("-inf"))
             attended = torch.matmul(scores.softmax(dim=-1), chunk_v[..., :seen, :])
             by_group[rows] = attended.permute(2, 0, 1, 3).to(q.dtype)
             lse[rows] = scores.logsumexp(dim=-1).permute(2, 0, 1) * math.log2(math.e)

@@ -1,0 +1,47 @@
+"""Soft caps: numbers x become cap * tanh(x / cap), between -cap and cap (Gemma 2, arXiv:2408.00118, section 2.2)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
+_BLOCK = 2048
+
+
+def softcap_(x: Tensor, cap: float) -> Tensor:
+    """Caps the float32 numbers of `x`, which is contiguous, in place, and returns it."""
+    assert x.dtype == torch.float32 and x.is_contiguous(), f"{x.dtype}, strides {x.stride()}"
+    return softcap_triton_(x, cap) if on_gpu(x) else x.copy_(softcapped_torch(x, cap))
+
+
+def softcapped_torch(x: Tensor, cap: float | None) -> Tensor:
+    """Returns capped numbers; x itself without a cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def softcap_triton_(x: Tensor, cap: float) -> Tensor:
+    if x.numel():
+        _softcap_kernel[(triton.cdiv(x.numel(), _BLOCK),)](
+            x, cap, x.numel(), BLOCK=_BLOCK, num_warps=4, **launch_options()
+        )
+    return x
+
+
+@triton.jit(do_not_specialize=["cap", "count"])
+def _softcap_kernel(x, cap, count, BLOCK: tl.constexpr):
+    wait_for_previous()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + at, at < count, other=0.0)
+    tl.store(x + at, softcapped(values, cap), at < count)
+
+
+@triton.jit
+def softcapped(values, cap):
+    """Returns cap * tanh(values / cap), for float32 of any shape."""
+    # Of larger numbers tanh is 1 in float32
+    return cap * (1 - 2 / (1 + tl.exp(tl.minimum(2 * values / cap, 40.0))))
