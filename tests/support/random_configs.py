@@ -7,7 +7,7 @@ from typing import Any
 
 from support.tiny_model import llama3, yarn
 
-FAMILIES = ("deepseek_v2", "deepseek_v3", "llama")
+FAMILIES = ("deepseek_v2", "deepseek_v3", "llama", "qwen2")
 
 
 def random_config(seed: int) -> dict[str, Any]:
@@ -20,12 +20,21 @@ def random_config(seed: int) -> dict[str, Any]:
         "intermediate_size": draw.randint(9, 128),
         "rms_norm_eps": draw.choice([1e-5, 1e-6]),
         "tie_word_embeddings": draw.random() < 0.3,
-        "attention_bias": draw.random() < 0.3,
     }
+    if family == "qwen2":
+        return common | _heads(draw) | {"rope_parameters": draw.choice([_plain(draw), _yarn(draw)])}
+    common["attention_bias"] = draw.random() < 0.3
     return common | (_llama(draw) if family == "llama" else _deepseek(draw, family))
 
 
 def _llama(draw: Random) -> dict[str, Any]:
+    return _heads(draw) | {
+        "mlp_bias": draw.random() < 0.3,
+        "rope_parameters": draw.choice([_plain(draw), _stretched(draw)]),
+    }
+
+
+def _heads(draw: Random) -> dict[str, Any]:
     num_kv_heads, share = draw.randint(1, 4), draw.randint(1, 4)
     heads = num_kv_heads * share
     return {
@@ -34,8 +43,6 @@ def _llama(draw: Random) -> dict[str, Any]:
         "hidden_size": heads * draw.choice([8, 16]),
         # Without it: hidden_size / heads
         **({"head_dim": draw.randrange(4, 40, 2)} if draw.random() < 0.5 else {}),
-        "mlp_bias": draw.random() < 0.3,
-        "rope_parameters": draw.choice([_plain(draw), _stretched(draw)]),
     }
 
 

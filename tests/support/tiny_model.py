@@ -1,8 +1,9 @@
 """Small random checkpoints with a tokenizer, written by transformers' classes.
 
 `CONFIGS` covers DeepSeek's family (V2 and V3 routing, with and without q_lora, YaRN on and off, one
-and several expert groups, tied embeddings, both layouts of the rotary pairs) and Llama's (multi-head,
-grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles).
+and several expert groups, tied embeddings, both layouts of the rotary pairs), Llama's (multi-head,
+grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles) and Qwen2's (tied
+or not, with YaRN or without).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 VOCAB_SIZE = 320
@@ -38,6 +41,7 @@ TRANSFORMERS: dict[str, tuple[Any, Any]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
 }
 
 COMMON: dict[str, Any] = {
@@ -61,7 +65,12 @@ DEEPSEEK: dict[str, Any] = COMMON | {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
-DEFAULTS = {"deepseek_v2": DEEPSEEK, "deepseek_v3": DEEPSEEK, "llama": COMMON}
+DEFAULTS = {
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "llama": COMMON,
+    "qwen2": COMMON,
+}
 
 
 def yarn(**mscales: float) -> dict[str, Any]:
@@ -170,6 +179,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "tie_word_embeddings": True,
         "rope_parameters": llama3(factor=32.0, high_freq_factor=2.0),
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen2_tied": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": yarn(),
     },
 }
 

@@ -1,4 +1,4 @@
-"""Llama, top-down: 3, 3.1, 3.2's text models and those before them.
+"""Llama, top-down: 3, 3.1, 3.2's text models and those before them. Qwen2 and Qwen2.5 differ in their biases alone.
 
 A dense decoder with grouped-query attention and rotary embedding (Llama 3, arXiv:2407.21783, section
 3.2). As in `deepseek.py`, the input is a flat run of tokens: first one token of each decoding
@@ -49,7 +49,7 @@ class GroupedQueryAttention(AttentionLayer):
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             bias=config.attention_bias,
         )
-        self.o_proj = Linear(queries, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = Linear(queries, config.hidden_size, bias=config.output_bias)
 
     def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         # Queries [T, H, head_dim], keys and values [T, G, head_dim]

@@ -13,7 +13,7 @@ from mla_router.worker.model.config.attention_spec import (
 )
 from mla_router.worker.model.config.base import ModelConfig, common_fields
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
-from mla_router.worker.model.config.rope import YarnConfig, read_rope, softmax_scale
+from mla_router.worker.model.config.rope import read_rope, softmax_scale, with_yarn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,7 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
         interleaved=interleaved,
         types=("default", "yarn"),
     )
-    if isinstance(rope.scaling, YarnConfig):
-        stretched = int(rope.scaling.original_max_position * rope.scaling.factor)
-        common["max_position_embeddings"] = max(common["max_position_embeddings"], stretched)
+    common["max_position_embeddings"] = with_yarn(common["max_position_embeddings"], rope)
     experts = optional_size(raw, "n_routed_experts") or 0
     config = DeepseekConfig(
         **common,

@@ -12,6 +12,7 @@ from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import parse_v2, parse_v3
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.llama import parse_llama
+from mla_router.worker.model.config.qwen2 import parse_qwen2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", parse_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", parse_v3),
     "LlamaForCausalLM": Architecture("llama", parse_llama),
+    "Qwen2ForCausalLM": Architecture("qwen2", parse_qwen2),
 }
 
 

@@ -102,6 +102,15 @@ def _llama3(rope: Mapping[str, Any]) -> Llama3Config:
     return Llama3Config(original_max_position=original, **values)
 
 
+def with_yarn(max_position_embeddings: int, rope: RopeConfig) -> int:
+    """Returns the longest context in tokens: a config's `max_position_embeddings` may not include YaRN's factor."""
+    if not isinstance(rope.scaling, YarnConfig):
+        return max_position_embeddings
+    return max(
+        max_position_embeddings, int(rope.scaling.original_max_position * rope.scaling.factor)
+    )
+
+
 def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
     """Returns the factor of DeepSeek's attention scores: 1 / sqrt(head_dim), times the square of the factor of
     mscale_all_dim if it is set, once for queries and once for keys."""
