@@ -93,7 +93,7 @@ def _serve(result: Path, errors: Path) -> None:
     """Answers each call on stdin with a line on stdout: its number and the exit status of its fork."""
     import hypothesis  # noqa: F401  # with torch and Triton, most of what test modules import
     import pytest  # noqa: F401
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401  # which the first quotient of meta tensors imports
     from triton.runtime.cache import triton_key
 
     triton_key()  # a hash of the compiler, which otherwise each fork computes

@@ -15,6 +15,7 @@ from typing import Any
 
 UNKNOWN = "?"  # an address of unknown origin
 REGISTER = re.compile(r"%\w+")
+PARAMETER = re.compile(r"\w+_param_\d+")
 ENTRY_PARAMETER = re.compile(r"\.param\s+([^,()]*?)\b(\w+_param_(\d+))\b")
 LOCAL = r"(?!\S*\.(shared|param|local)\b)"
 WRITES = re.compile(rf"(st|atom|red|ret|exit|trap|call)\b{LOCAL}")
@@ -22,6 +23,7 @@ READS = re.compile(rf"(ld|ldu|cp)\b{LOCAL}")
 COPIES = re.compile(
     r"cp\.(async|reduce)\b"
 )  # to shared memory or from it, whose names come later in the opcode
+NEAR_READS = re.compile(r"(ld|atom)\.(shared|global|local)")
 NO_ACCESS = re.compile(r"cp\.async\.(bulk\.)?(commit|wait|mbarrier)")
 
 
@@ -97,20 +99,22 @@ def _reads(opcode: str) -> bool:
 
 def _origins(steps: Sequence[Step], pointers: Mapping[str, int]) -> Mapping[str, set[int]]:
     """Returns the parameters from which each register comes."""
+    flows = [
+        (
+            step.written,
+            step.read,
+            {pointers[n] for n in PARAMETER.findall(step.operands) if n in pointers},
+        )
+        for step in steps
+        if not (_reads(step.opcode) or NEAR_READS.match(step.opcode))
+    ]
     origins: dict[str, set[int]] = defaultdict(set)
     grown = True
     while grown:
         grown = False
-        for step in steps:
-            if _reads(step.opcode) or re.match(r"(ld|atom)\.(shared|global|local)", step.opcode):
-                continue
-            found = {
-                number
-                for name, number in pointers.items()
-                if re.search(rf"\b{name}\b", step.operands)
-            }
-            found = found.union(*(origins[register] for register in step.read))
-            for register in step.written:
+        for written, read, named in flows:
+            found = named.union(*(origins[register] for register in read))
+            for register in written:
                 grown |= not found <= origins[register]
                 origins[register] |= found
     return origins
