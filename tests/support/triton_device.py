@@ -6,3 +6,8 @@ from __future__ import annotations
 import os
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+if DEVICE == "cpu":
+    from support.interpreter import replace_once_a_launch
+
+    replace_once_a_launch()
