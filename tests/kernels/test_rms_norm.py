@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from mla_router.worker.kernels.rms_norm import (
     add_rms_norm,
@@ -97,14 +101,49 @@ def test_definition_of_rows_in_a_form() -> None:
     assert_in_form(got, rms_norm(x, torch.ones(256).half(), 1e-6), RowForm(True, torch.int8))
 
 
+@pytest.mark.parametrize("op", [rms_norm_torch, rms_norm_triton])
+def test_with_a_float32_weight_rows_are_rounded_once(op: Callable[..., Tensor]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 500, generator=draw).to(DEVICE, torch.float16)
+    weight = 1 + torch.randn(500, generator=draw).to(DEVICE) / 4
+    wide = x.double()
+    exact = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+    got = op(x, weight, 1e-6)
+    assert got.dtype == torch.float16
+    error = (got.double() - exact).abs() / exact.abs()
+    assert error.max() <= 0.501 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("op", [norm_rows, norm_rows_triton])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_norm_before_the_sum(op: Callable[..., Any], dtype: torch.dtype) -> None:
+    """As by a launch of each norm, up to the order of sums."""
+    draw = torch.Generator().manual_seed(1)
+    x, residual = torch.randn(2, 3, 130, generator=draw).to(DEVICE, dtype)
+    before, weight = 1 + torch.randn(2, 130, generator=draw).to(DEVICE) / 4
+    got, total = op(x, residual, weight, 1e-6, PLAIN_ROWS, before)
+    expected, expected_total = add_rms_norm_torch(
+        rms_norm_torch(x, before, 1e-6), residual, weight, 1e-6
+    )
+    close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(total, expected_total, **close)
+    torch.testing.assert_close(got, expected, **close)
+
+
 def launches() -> None:
-    """Launches the sizes of V2-Lite and V3: hidden size, latents of queries, latents of keys and values."""
+    """Launches the sizes of V2-Lite and V3: hidden size, latents of queries, latents of keys and values; and those of Gemma
+    2 9B and 27B."""
     for width in (2048, 512, 7168, 1536):
         x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
         rms_norm_triton(x, x[0], 1e-6)
         add_rms_norm_triton(x, x, x[0], 1e-6)
         for form in FORMS:
             norm_rows_triton(x, x, x[0], 1e-6, form)
+    for width in (3584, 4608):
+        x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
+        weight = torch.empty(width, device="meta")
+        rms_norm_triton(x, weight, 1e-6)
+        norm_rows_triton(x, x, weight, 1e-6, PLAIN_ROWS, weight)
 
 
 def test_compiled_for_sm_90() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.silu_and_mul import (
+    gated_rows,
     gated_rows_triton,
     silu_and_mul,
     silu_and_mul_torch,
     silu_and_mul_triton,
 )
-from mla_router.worker.kernels.weight import RowForm
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, dense_rows
 from support.quantized import FORMS, assert_in_form
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -27,6 +30,29 @@ def test_formula(rows: int, width: int) -> None:
     got = silu_and_mul(torch.cat((gate, up), dim=-1).float())
     expected = gate / (1 + (-gate).exp()) * up
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(rows=st.integers(0, 5), width=st.integers(1, 70))
+def test_formula_of_gelu(rows: int, width: int) -> None:
+    draw = torch.Generator().manual_seed(rows * 1000 + width)
+    gate = torch.randn(rows, width, generator=draw, dtype=torch.float64) * 4
+    up = torch.randn(rows, width, generator=draw, dtype=torch.float64)
+    got = gated_rows(torch.cat((gate, up), dim=-1).float(), PLAIN_ROWS, "gelu_tanh")
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    expected = 0.5 * gate * (1 + inner.tanh()) * up
+    torch.testing.assert_close(dense_rows(got).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_kernel_of_gelu_is_the_function(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    gate_up = (8 * torch.randn(3, 2 * 1100, generator=draw)).to(DEVICE, dtype)
+    torch.testing.assert_close(
+        dense_rows(gated_rows_triton(gate_up, PLAIN_ROWS, "gelu_tanh")),
+        dense_rows(gated_rows(gate_up.cpu(), PLAIN_ROWS, "gelu_tanh")).to(DEVICE),
+        rtol=2 * torch.finfo(dtype).eps,
+        atol=1e-5,  # near -5 the function is a small difference of large numbers
+    )
 
 
 def test_odd_width_is_named() -> None:
@@ -69,6 +95,7 @@ def launches() -> None:
         silu_and_mul_triton(gate_up)
         for form in FORMS:
             gated_rows_triton(gate_up, form)
+    gated_rows_triton(gate_up, PLAIN_ROWS, "gelu_tanh")
 
 
 def test_compiled_for_sm_90() -> None:

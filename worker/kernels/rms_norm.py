@@ -1,7 +1,8 @@
 """Root mean square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone and with the preceding addition
 of the residual.
 
-The mean and the division are in float32 and rounded to x's dtype before the weight is applied, as in training.
+The mean and the division are in float32 and rounded to the weight's dtype before the weight is applied, as in training:
+that of x, or float32 (Gemma 2).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, Quantized,
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight over the last axis, for x [..., N] and weight [N] of one dtype, in x's
-    shape and dtype."""
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last axis, for x [..., N] and weight [N] of one dtype or a
+    float32 weight, in x's shape and dtype."""
     return rms_norm_triton(x, weight, eps) if on_gpu(x) else rms_norm_torch(x, weight, eps)
 
 
@@ -31,11 +32,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def norm_rows(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: RowForm
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    form: RowForm,
+    before: Tensor | None = None,
 ) -> tuple[Activations, Tensor]:
-    """Returns rms_norm(x + residual) in `form`, and the sum, x itself without a residual, for x and residual [T, N]."""
+    """Returns rms_norm(x + residual) in `form`, and the sum, x itself without a residual, for x and residual [T, N].
+    `before` [N]: the weight of a norm of x before the sum. It needs a residual."""
     if on_gpu(x):
-        return norm_rows_triton(x, residual, weight, eps, form)
+        return norm_rows_triton(x, residual, weight, eps, form, before)
+    if before is not None:
+        x = rms_norm_torch(x, before, eps)
     if residual is None:
         return in_form(rms_norm_torch(x, weight, eps), form), x
     normed, total = add_rms_norm_torch(x, residual, weight, eps)
@@ -46,7 +55,7 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert x.shape[-1:] == weight.shape, f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
     wide = x.float()
     inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * inverse_rms).to(x.dtype)
+    return (weight * (wide * inverse_rms).to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm_torch(
@@ -75,10 +84,15 @@ def add_rms_norm_triton(
 
 
 def norm_rows_triton(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: RowForm
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    form: RowForm,
+    before: Tensor | None = None,
 ) -> tuple[Activations, Tensor]:
     """Launches a program for each row, which quantizes it as well."""
-    plain, quantized, total = _launch(x, residual, weight, eps, form, None)
+    plain, quantized, total = _launch(x, residual, weight, eps, form, None, before)
     rows = plain if quantized is None else quantized
     assert rows is not None, f"{form}"
     return rows, total
@@ -91,6 +105,11 @@ def tiling(width: int) -> tuple[int, int]:
     return block, min(max(block // 512, 1), 8)
 
 
+def same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether both have one shape, dtype and layout."""
+    return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
 def _launch(
     x: Tensor,
     residual: Tensor | None,
@@ -98,6 +117,7 @@ def _launch(
     eps: float,
     form: RowForm,
     num_warps: int | None,
+    before: Tensor | None = None,
 ) -> tuple[Tensor | None, Quantized | None, Tensor]:
     """Returns the two forms of the normalized rows, and the sum."""
     width = x.shape[-1]
@@ -106,7 +126,9 @@ def _launch(
     assert (
         weight.shape == (width,)
         and rows.shape == others.shape
-        and x.dtype == others.dtype == weight.dtype
+        and x.dtype == others.dtype
+        and weight.dtype in (x.dtype, torch.float32)
+        and (before is None or (residual is not None and same_kind(before, weight)))
         and rows.stride(1) == others.stride(1) == weight.stride(0) == 1
     ), (
         f"x {tuple(x.shape)} {x.stride()} {x.dtype}, residual {tuple(others.shape)} "
@@ -121,6 +143,7 @@ def _launch(
         rows,
         others,
         weight,
+        before,
         out,
         total,
         quantized and quantized.values,
@@ -143,6 +166,7 @@ def _rms_norm_kernel(
     x,
     residual,
     weight,
+    before,
     out,
     total,
     quantized,
@@ -160,6 +184,8 @@ def _rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     values = tl.load(x + row * x_stride + column, inside, other=0.0)
+    if before is not None:
+        values = normalized(values, tl.load(before + column, inside, other=0.0), eps, N)
     if ADD:
         more = tl.load(residual + row * residual_stride + column, inside, other=0.0)
         values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
@@ -182,7 +208,7 @@ def normalized(values, scale, eps, N: tl.constexpr):
 
 @triton.jit
 def scaled(values, inverse_rms, scale):
-    """Returns `values` times `inverse_rms`, times the weight `scale`, for tiles of any shape, rounded after each
-    product."""
-    normed = (values.to(tl.float32) * inverse_rms).to(values.dtype).to(tl.float32)
+    """Returns `values` times `inverse_rms`, rounded to the dtype of the weight `scale`, times the weight, rounded to that
+    of `values`, for tiles of any shape."""
+    normed = (values.to(tl.float32) * inverse_rms).to(scale.dtype).to(tl.float32)
     return (scale.to(tl.float32) * normed).to(values.dtype)

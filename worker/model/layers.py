@@ -8,10 +8,11 @@ from torch.nn import functional
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
 from mla_router.worker.kernels.rms_norm import norm_rows, rms_norm
-from mla_router.worker.kernels.silu_and_mul import gated_rows
+from mla_router.worker.kernels.silu_and_mul import Activation, gated_rows
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
 from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.linear import Linear, empty_parameter
+from mla_router.worker.model.shard import Numbers, Shard
 
 
 class Embedding(nn.Module):
@@ -42,6 +43,10 @@ class RMSNorm(nn.Module):
         self.weight = empty_parameter(size)
         self.eps = eps
         self.group = Group.alone()
+
+    def shard(self) -> Shard:
+        """Returns the shard of the weight, for a tensor of a checkpoint."""
+        return Numbers(self.weight)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
@@ -123,10 +128,18 @@ class FeedForward(nn.Module):
 
 
 class MLP(FeedForward):
-    """SwiGLU feed-forward layer. Gate and up projection are one matrix."""
+    """Gated feed-forward layer: SwiGLU by default. Gate and up projection are one matrix."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: Activation = "silu",
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_up_proj = Linear(
             hidden_size,
             {"gate_proj": intermediate_size, "up_proj": intermediate_size},
@@ -136,7 +149,8 @@ class MLP(FeedForward):
 
     def forward(self, hidden_states: Activations) -> Tensor:
         gate_up = self.gate_up_proj(hidden_states)
-        out: Tensor = self.down_proj(gated_rows(gate_up, self.down_proj.row_form(gate_up)))
+        form = self.down_proj.row_form(gate_up)
+        out: Tensor = self.down_proj(gated_rows(gate_up, form, self.activation))
         return out
 
     def row_form(self, hidden_states: Tensor) -> RowForm:
