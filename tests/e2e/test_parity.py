@@ -24,7 +24,9 @@ LENGTHS = (1, 15, 16, 17, 100, 333)
 NEW_TOKENS = 24
 # Every run tests one config of each family, with as many features as possible.
 SERVED = [
-    pytest.param(name, marks=() if name in ("v3", "llama_gqa", "qwen2") else pytest.mark.slow)
+    pytest.param(
+        name, marks=() if name in ("v3", "llama_gqa", "qwen2", "gemma2") else pytest.mark.slow
+    )
     for name in CONFIGS
 ]
 TOLERANCE = 1e-4  # of a logprob

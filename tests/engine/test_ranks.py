@@ -52,6 +52,7 @@ def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **
         ("llama_gqa", [(2, 1), (4, 1)]),  # 2 KV heads: two ranks have the same one
         ("llama_biased", [(2, 1)]),
         ("qwen2", [(2, 1)]),
+        ("gemma2", [(2, 1)]),
     ],
 )
 def test_ranks_give_the_results_of_one(

@@ -45,6 +45,7 @@ CASES = {
     "small-graphs": Case("deepseek-v2-lite", 3, slots=1024, context=163840, largest_graph=128),
     "without-graphs": Case("deepseek-v2-lite", 3, context=4096, largest_graph=0),
     "fp8-latents": Case("deepseek-v2-lite", 3, kv_cache_dtype=torch.float8_e4m3fn),
+    "gemma": Case("gemma-2-9b", 3, context=8192),
     "fp8-keys": Case("llama-3-8b", 3, context=8192, kv_cache_dtype=torch.float8_e5m2),
     "few-slots": Case("deepseek-v2-lite", 3, slots=24),
 }
@@ -99,7 +100,7 @@ def check(case: Case) -> None:
     decode = decode_sizes(case.largest_graph) if case.largest_graph else ()
     plans = profile_plans(case.capacity, BUDGET, case.max_keys)
     engine = next(engines)
-    assert engine.attention.max_keys == case.max_keys or case.shape.startswith("llama")
+    assert engine.attention.max_keys == case.max_keys or case.shape.startswith(("llama", "gemma"))
     with warmed:
         launch_steps(engine, plans, warmup_sizes(plans, GraphSizes(decode)), nullcontext)
     assert len(warmed.kernels) > 20

@@ -44,7 +44,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name, _, disabled = request.param.partition(" ")
     folder: Path = tmp_path_factory.mktemp(name)
     write_tiny_model(folder, **CONFIGS[name])
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # torch's attention, the default, ignores soft caps
+    reference = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(disabled)))
     return Pair(load_model(folder, device="cpu", dtype=torch.float32, config=config), reference)
 

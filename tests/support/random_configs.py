@@ -7,7 +7,7 @@ from typing import Any
 
 from support.tiny_model import llama3, yarn
 
-FAMILIES = ("deepseek_v2", "deepseek_v3", "llama", "qwen2")
+FAMILIES = ("deepseek_v2", "deepseek_v3", "llama", "qwen2", "gemma2")
 
 
 def random_config(seed: int) -> dict[str, Any]:
@@ -24,6 +24,8 @@ def random_config(seed: int) -> dict[str, Any]:
     if family == "qwen2":
         return common | _heads(draw) | {"rope_parameters": draw.choice([_plain(draw), _yarn(draw)])}
     common["attention_bias"] = draw.random() < 0.3
+    if family == "gemma2":
+        return common | _gemma2(draw, common["num_hidden_layers"])
     return common | (_llama(draw) if family == "llama" else _deepseek(draw, family))
 
 
@@ -31,6 +33,19 @@ def _llama(draw: Random) -> dict[str, Any]:
     return _heads(draw) | {
         "mlp_bias": draw.random() < 0.3,
         "rope_parameters": draw.choice([_plain(draw), _stretched(draw)]),
+    }
+
+
+def _gemma2(draw: Random, layers: int) -> dict[str, Any]:
+    kinds = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    return _heads(draw) | {
+        "rope_parameters": _plain(draw),
+        "query_pre_attn_scalar": draw.randint(4, 40),
+        "sliding_window": draw.randint(1, 40),
+        "attn_logit_softcapping": draw.choice([None, 2.0, 50.0]),
+        "final_logit_softcapping": draw.choice([None, 5.0, 30.0]),
+        # Without them: every other layer has a window
+        **({"layer_types": kinds} if draw.random() < 0.3 else {}),
     }
 
 

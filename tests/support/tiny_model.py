@@ -2,8 +2,8 @@
 
 `CONFIGS` covers DeepSeek's family (V2 and V3 routing, with and without q_lora, YaRN on and off, one
 and several expert groups, tied embeddings, both layouts of the rotary pairs), Llama's (multi-head,
-grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles) and Qwen2's (tied
-or not, with YaRN or without).
+grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles), Qwen2's (tied
+or not, with YaRN or without) and Gemma 2's (windows in every other layer, with soft caps and without).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -40,6 +42,7 @@ TOKENIZER_TEXT = [
 TRANSFORMERS: dict[str, tuple[Any, Any]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
 }
@@ -65,9 +68,19 @@ DEEPSEEK: dict[str, Any] = COMMON | {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+# Short windows, and caps that change most scores
+GEMMA: dict[str, Any] = COMMON | {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 8.0,
+}
 DEFAULTS = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
+    "gemma2": GEMMA,
     "llama": COMMON,
     "qwen2": COMMON,
 }
@@ -186,6 +199,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
+    "gemma2": {"model_type": "gemma2", "num_hidden_layers": 4},
+    "gemma2_uncapped": {
+        "model_type": "gemma2",
+        "num_key_value_heads": 1,
+        "sliding_window": 7,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
     "qwen2_tied": {
         "model_type": "qwen2",
         "num_key_value_heads": 1,
@@ -221,7 +244,8 @@ def _spread(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
-                weight.uniform_(0.5, 1.5)
+                # From 1, or from Gemma's 0
+                weight.add_(torch.empty_like(weight).uniform_(-0.5, 0.5))
             else:
                 weight.normal_(std=0.2)
         for name, buffer in model.named_buffers():

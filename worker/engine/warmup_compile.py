@@ -27,7 +27,7 @@ from triton.runtime import driver
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.model.decoder import Decoder
+from mla_router.worker.model.decoder import Decoder, DecoderLayer
 
 logger = logging.getLogger(__name__)
 
@@ -128,13 +128,15 @@ def launch_steps(
 
 @contextmanager
 def distinct_layers(decoder: Decoder) -> Iterator[None]:
-    """Cuts `decoder` after the first layer of its last kind and one more layer. Layers of one kind launch the same
-    kernels, except for the first layer of the model, which has no residual to add to."""
+    """Cuts `decoder` after the first layer of its last kind and one more layer. Layers of one kind, shapes
+    and attention, launch the same kernels, except for the first layer of the model, which has no residual to add to."""
     seen, needed, layers = set(), 0, decoder.layers
     for count, layer in enumerate(layers, 1):
+        assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
         shapes = tuple((name, weight.shape) for name, weight in layer.named_parameters())
-        if shapes not in seen:
-            seen.add(shapes)
+        kind = layer.self_attn.attention_index, shapes
+        if kind not in seen:
+            seen.add(kind)
             needed = count + 1
     decoder.layers = layers[:needed]
     try:

@@ -85,6 +85,7 @@ class AttentionLayer(nn.Module):
     writes the rows of the new tokens to `cache`, attends, and returns [T, hidden_size].
     """
 
+    attention_index: int  # in `ModelConfig.attention_specs`
     qkv_proj: Linear
     kv_scales = UNSCALED  # of an FP8 KV cache, from the checkpoint if it has them (`quantization/kv_scales.py`)
     kv_scale_shards: Mapping[str, Shard] = MappingProxyType({})  # by their names in the checkpoint

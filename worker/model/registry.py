@@ -8,11 +8,13 @@ from typing import Any
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.gemma2 import Gemma2ForCausalLM
 from mla_router.worker.model.llama import LlamaForCausalLM
 
 MODELS: dict[str, Callable[[Any], CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
 }

@@ -106,6 +106,16 @@ class Numbers(Shard):
         return None
 
 
+class OnePlus(Numbers):
+    """Numbers w of the checkpoint that the model uses as 1 + w."""
+
+    def fill(self, tensor: Tensor) -> Mistake | None:
+        mistake = super().fill(tensor)
+        if mistake is None:
+            self.memory.add_(1)
+        return mistake
+
+
 class Scales(Shard):
     """The float32 scales [S, C] of a quantized weight. They must be positive and finite.
 

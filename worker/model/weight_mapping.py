@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mla_router.worker.model.decoder import AttentionLayer
+from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear, Place
 from mla_router.worker.model.shard import Members, Numbers, OfAnotherRank, Shard
 
@@ -19,6 +20,8 @@ def weight_mapping(model: nn.Module) -> Iterator[tuple[str, Shard]]:
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             yield from _shards(name, module)
+        elif isinstance(module, RMSNorm):
+            yield f"{name}.weight", module.shard()
         else:
             for kind, parameter in module.named_parameters(recurse=False):
                 yield f"{name}.{kind}", Numbers(parameter)

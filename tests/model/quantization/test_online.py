@@ -105,11 +105,11 @@ def test_blocks_of_extreme_sizes(dtype: torch.dtype, size: float) -> None:
 
 
 @pytest.mark.parametrize("method", ONLINE)
-@pytest.mark.parametrize("name", ["v3", "v2_lite", "llama_gqa", "qwen2"])
+@pytest.mark.parametrize("name", ["v3", "v2_lite", "llama_gqa", "qwen2", "gemma2"])
 def test_each_linear_layer_is_close_to_the_checkpoint(
     tmp_path: Path, name: str, method: str
 ) -> None:
-    config = CONFIGS[name] if name in ("llama_gqa", "qwen2") else CONFIGS[name] | ODD
+    config = CONFIGS[name] if name in ("llama_gqa", "qwen2", "gemma2") else CONFIGS[name] | ODD
     write_tiny_model(tmp_path, **config)
     plain, quantized = load(tmp_path), load(tmp_path, method)
     expected = linears(plain)

@@ -30,6 +30,16 @@ def test_a_templates_own_error_is_the_clients(folder: Path) -> None:
         Tokenizer(folder).template.render(QUESTION)
 
 
+def test_gemmas_template_refuses_a_system_message(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(template("gemma2"))
+    loaded = Tokenizer(folder).template
+    text = loaded.render(QUESTION)
+    assert text.endswith("<start_of_turn>user\nx<end_of_turn>\n<start_of_turn>model\n")
+    with pytest.raises(InvalidRequest, match="System role not supported") as caught:
+        loaded.render(Conversation([{"role": "system", "content": "y"}, *QUESTION.messages]))
+    assert (caught.value.status, caught.value.body.error.param) == (400, "messages")
+
+
 @pytest.mark.parametrize("template", ["{{ 1 + messages }}", "{{ messages[5].role }}", "{{ x.y }}"])
 def test_a_template_that_fails_is_a_clear_error(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)

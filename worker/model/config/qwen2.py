@@ -12,11 +12,10 @@ from typing import Any
 
 from mla_router.worker.model.config.attention_spec import GroupedQueryAttentionSpec
 from mla_router.worker.model.config.base import common_fields
-from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
+from mla_router.worker.model.config.fields import expect, optional_size
+from mla_router.worker.model.config.layer_types import FULL, SLIDING, read_windows
 from mla_router.worker.model.config.llama import LlamaConfig, grouped_query_fields
 from mla_router.worker.model.config.rope import read_rope, with_yarn
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +52,6 @@ def parse_qwen2(raw: Mapping[str, Any]) -> Qwen2Config:
 def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     if not raw.get("use_sliding_window"):
         return (None,) * num_layers
-    window = size(raw, "sliding_window")
     first = optional_size(raw, "max_window_layers") or 0
-    kinds = raw.get("layer_types") or [
-        SLIDING if layer >= first else FULL for layer in range(num_layers)
-    ]
-    if len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
-        raise ModelError(f"layer_types {kinds} are not {num_layers} of {FULL} and {SLIDING}")
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    default = [SLIDING if layer >= first else FULL for layer in range(num_layers)]
+    return read_windows(raw, default)

@@ -11,6 +11,7 @@ from typing import Any
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import parse_v2, parse_v3
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.config.gemma2 import parse_gemma2
 from mla_router.worker.model.config.llama import parse_llama
 from mla_router.worker.model.config.qwen2 import parse_qwen2
 
@@ -24,6 +25,7 @@ class Architecture:
 ARCHITECTURES = {
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", parse_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", parse_v3),
+    "Gemma2ForCausalLM": Architecture("gemma2", parse_gemma2),
     "LlamaForCausalLM": Architecture("llama", parse_llama),
     "Qwen2ForCausalLM": Architecture("qwen2", parse_qwen2),
 }
