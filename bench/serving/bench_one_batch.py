@@ -32,7 +32,6 @@ from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepP
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels import pdl
-from mla_router.worker.kv_cache.spec import bytes_per_token
 
 SEED = 0
 
@@ -152,7 +151,8 @@ def floor_ms(
         if "embed_tokens" in name and not config.tie_word_embeddings:
             continue
         weights += parameter.nbytes * (hit if ".experts." in name else 1)
-    cache = size * length * bytes_per_token(engine.kv_cache.specs)
+    specs = engine.kv_cache.specs
+    cache = size * sum(spec.bytes_per_token * min(length, spec.window or length) for spec in specs)
     return 1e3 * (weights + cache) / bytes_per_second
 
 

@@ -35,6 +35,7 @@ WIDTHS = {
     "v3": {"qk_rope_head_dim": 16},
     "llama_gqa": {"head_dim": 64},
     "llama_mqa": {},
+    "gemma2": {"head_dim": 64},
 }
 
 

@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm in bfloat16, at the sizes of V2-Lite and V3."""
+"""rms_norm and add_rms_norm in bfloat16, at the sizes of V2-Lite, V3 and Gemma 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.rms_norm import add_rms_norm, norm_rows, rms_norm
-from mla_router.worker.kernels.weight import RowForm
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, dense_rows
 from support.cuda import captured, forbid_waiting
 from support.quantized import FORMS, assert_in_form
 
@@ -36,6 +36,25 @@ def test_float64(rows: int, width: int) -> None:
         torch.testing.assert_close(
             result.double(), exact(source, weight, 1e-6), rtol=3 * 2**-8, atol=1e-30
         )
+
+
+@pytest.mark.parametrize("width", [2304, 3584, 4608])
+@pytest.mark.parametrize("rows", [1, 33, 4096])
+def test_float32_weights_and_a_norm_before_the_sum(rows: int, width: int) -> None:
+    """At the sizes of Gemma 2."""
+    torch.manual_seed(width)
+    x, residual = torch.randn(2, rows, width, device="cuda").bfloat16()
+    before, weight = 1 + torch.randn(2, width, device="cuda") / 4
+    with forbid_waiting():
+        normed, total = norm_rows(x, residual, weight, 1e-6, PLAIN_ROWS, before)
+    wide = x.double()
+    first = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * before.double()
+    # The norm and the sum are rounded once each
+    atol = 2**-9 * float(first.abs().max())
+    torch.testing.assert_close(total.double(), first + residual.double(), rtol=2**-8, atol=atol)
+    wide = total.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    torch.testing.assert_close(dense_rows(normed).double(), expected, rtol=1.01 * 2**-9, atol=1e-30)
 
 
 @pytest.mark.parametrize("form", FORMS)
