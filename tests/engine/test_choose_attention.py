@@ -117,6 +117,14 @@ def test_attention_without_a_kernel_is_refused(
             choose_attention("auto", model, CPU, torch.bfloat16)
 
 
+def test_windows_and_soft_caps_of_grouped_query_attention(grouped: LlamaConfig) -> None:
+    spec = replace(grouped.attention_spec(0), window=128, softcap=50.0)
+    model: Any = SimpleNamespace(attention_specs=(grouped.attention_spec(0), spec))
+    assert choose_attention("auto", model, CPU, torch.bfloat16).name == "torch"
+    dtypes = torch.bfloat16, torch.bfloat16
+    assert triton.TritonBackend.supports(spec, CUDA, *dtypes) is None
+
+
 def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:
     with pytest.raises(
         ConfigError, match="--attention-backend flashinfer: needs a KV cache of latents"

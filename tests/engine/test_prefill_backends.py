@@ -40,6 +40,7 @@ GROUPED = GroupedQueryAttentionSpec(
     head_dim=NOPE + ROPE,
     v_head_dim=VALUE,
 )
+WINDOWED = replace(GROUPED, window=6, softcap=2.0)
 CHUNKS = (ChunkExtent(2, 0, 9), ChunkExtent(0, 20, 1), ChunkExtent(3, 11, 5))
 
 
@@ -85,14 +86,15 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
 
 
 @pytest.mark.parametrize("most_keys", [1000, 40, 7, 1])
-def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
+@pytest.mark.parametrize("spec", [GROUPED, WINDOWED], ids=["all", "window"])
+def test_keys_and_values(layout: StepLayout, spec: AttentionSpec, most_keys: int) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(15, KEY_HEADS * SHARE, width)
-    ours = triton(GROUPED)
+    ours = triton(spec)
     ours.max_keys = most_keys
     results = []
-    for backend in (plain(GROUPED), ours):
+    for backend in (plain(spec), ours):
         results.append(torch.full((15, KEY_HEADS * SHARE, VALUE), float("nan")))
         backend.plan(layout).gqa_prefill(q, cache, results[-1])
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
@@ -141,15 +143,37 @@ def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
     assert got.isfinite().all()
 
 
-def test_keys_and_values_of_a_prefill_graph(layout: StepLayout) -> None:
+@pytest.mark.parametrize("spec", [GROUPED, WINDOWED], ids=["all", "window"])
+def test_decode(layout: StepLayout, spec: AttentionSpec) -> None:
+    """Both backends plan the window of decode rows."""
+    width = NOPE + ROPE
+    cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
+    q = torch.randn(4, KEY_HEADS * SHARE, width)
+    lengths = torch.tensor([1, 6, 7, 30], dtype=torch.int32)
+    layout = replace(
+        layout,
+        decode_slots=torch.tensor([2, 0, 3, 1]),
+        decode_lengths=lengths,
+        max_decode_length=31,
+        chunks=(),
+    )
+    results = []
+    for backend in (plain(spec), triton(spec)):
+        results.append(torch.full((4, KEY_HEADS * SHARE, VALUE), float("nan")))
+        backend.plan(layout).gqa_decode(q, cache, results[-1])
+    torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [GROUPED, WINDOWED], ids=["all", "window"])
+def test_keys_and_values_of_a_prefill_graph(layout: StepLayout, spec: AttentionSpec) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(ROWS, KEY_HEADS * SHARE, width)
     layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
-    ours = triton(GROUPED)
+    ours = triton(spec)
     expected, got = (torch.full((n, KEY_HEADS * SHARE, VALUE), float("nan")) for n in (NEW, ROWS))
-    plain(GROUPED).plan(layout).gqa_prefill(q[:NEW], cache, expected)
+    plain(spec).plan(layout).gqa_prefill(q[:NEW], cache, expected)
     ours.plan_prefill_graph(planned)(locations).gqa_prefill(q, cache, got)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
 

@@ -14,10 +14,10 @@ CPU = torch.device("cpu")
 chunks = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=5)
 
 
-@given(spans=chunks, max_keys=st.integers(1, 120))
-def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
+@given(spans=chunks, max_keys=st.integers(1, 120), window=st.none() | st.integers(1, 60))
+def test_every_key_once(spans: list[tuple[int, int]], max_keys: int, window: int | None) -> None:
     extents = [ChunkExtent(7 + i, start, length) for i, (start, length) in enumerate(spans)]
-    passes = plan_passes(extents, 4, max_keys, Upload(CPU))
+    passes = plan_passes(extents, 4, max_keys, Upload(CPU), window)
     assert [one.work.causal for one in passes] == [True] + [False] * (len(passes) - 1)
     seen: list[list[int]] = [[] for _ in extents]
     for one in passes:
@@ -30,8 +30,11 @@ def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
         for i, (queries, keys) in enumerate(one.work.extents):
             assert queries == extents[i].length
             seen[i] += range(firsts[i], firsts[i] + keys)
+            if one.work.gaps:
+                assert firsts[i] + keys + one.work.gaps[i] == extents[i].start
     for extent, keys_seen in zip(extents, seen, strict=True):
-        assert sorted(keys_seen) == list(range(extent.end))
+        first = max(0, extent.start + 1 - window) if window else 0
+        assert sorted(keys_seen) == list(range(first, extent.end))
 
 
 def test_short_prefixes_take_one_pass() -> None:

@@ -71,7 +71,14 @@ def decode_attention(heads: int, requests: int, queries: int) -> None:
     )
 
 
-def grouped_query_attention(heads: int, groups: int, width: int, v_head_dim: int) -> None:
+def grouped_query_attention(
+    heads: int,
+    groups: int,
+    width: int,
+    v_head_dim: int,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
     row = width + v_head_dim
     chosen = gqa_tiling(heads // groups, row, head_dim=width, on=limits(META))
     lengths = integers(8)
@@ -81,9 +88,10 @@ def grouped_query_attention(heads: int, groups: int, width: int, v_head_dim: int
         integers(64, 64),
         lengths.long(),
         lengths,
-        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=64),
+        decode_schedule_torch(lengths, max_length=8192, tiling=chosen, num_parts=64, window=window),
         meta(8, heads, v_head_dim),
         scale=0.1,
+        softcap=softcap,
     )
 
 
@@ -93,6 +101,15 @@ def prefill_attention(rows: int, shared: int) -> None:
     shared_keys = k_pe if shared else None
     q = meta(rows, 16, 128 + shared)
     ragged_attention_triton(q, kv[..., :128], kv[..., 128:], shared_keys, work, scale=0.1)
+
+
+def gemma(rows: int) -> None:
+    """Gemma 2 9B's attention, with its widest heads."""
+    grouped_query_attention(16, 8, 256, 256, 4096, 50.0)
+    few = prefill.block_queries(256, 256, limits(META))
+    work = PrefillWork.on("meta", [(rows, 8192)], heads=16, block_queries=few, window=4096)
+    k, v = meta(2, 8192, 8, 256)
+    ragged_attention_triton(meta(rows, 16, 256), k, v, None, work, scale=0.1, softcap=50.0)
 
 
 def experts(tokens: int) -> None:
@@ -147,6 +164,7 @@ def launches() -> None:
             decode_attention(128, 64, 1)
             grouped_query_attention(32, 8, 128, 128)
             prefill_attention(4096, 64)
+            gemma(4096)
             if found is L40S:
                 continue  # its other tiles are an A100's
             for tokens in (2, 512):
@@ -162,6 +180,7 @@ def launches_of_other_tiles() -> None:
             grouped_query_attention(16, 16, 192, 128)
             for rows, shared in ((64, 64), (4096, 0)):
                 prefill_attention(rows, shared)
+            gemma(64)
             if found is not L40S:
                 for tokens in (32, 8192):
                     experts(tokens)

@@ -70,6 +70,15 @@ def random_cache(
     return PagedCache(cache, page_table, slots, lengths_there, all_rows)
 
 
+def forget_rows_before(paged: PagedCache, window: int) -> None:
+    """Sets the rows before each request's last `window` ones to NaN: their memory may belong to another request."""
+    page_size = paged.cache.shape[1]
+    for slot, length in zip(paged.slots.tolist(), paged.lengths.tolist(), strict=True):
+        at = torch.arange(max(length - window, 0), device=paged.cache.device)
+        page = paged.page_table[slot, at // page_size].long()
+        paged.cache[page, at % page_size] = float("nan")
+
+
 def dequantized(paged: PagedCache, keys: float, values: float = 1.0, column: int = 0) -> PagedCache:
     """Returns the requests of an FP8 cache with rows in float64: numbers before `column` times `keys`, if it is not 0,
     the others times `values`. If it is 0, all are times `keys`."""

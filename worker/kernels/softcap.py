@@ -44,4 +44,4 @@ def _softcap_kernel(x, cap, count, BLOCK: tl.constexpr):
 def softcapped(values, cap):
     """Returns cap * tanh(values / cap), for float32 of any shape."""
     # Of larger numbers tanh is 1 in float32
-    return cap * (1 - 2 / (1 + tl.exp(tl.minimum(2 * values / cap, 40.0))))
+    return cap - 2 * cap / (1 + tl.exp(tl.minimum(values * (2 / cap), 40.0)))

@@ -14,13 +14,9 @@ from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule_torch,
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
-from mla_router.worker.kernels.attention.gqa_decode import (
-    gqa_decode,
-    gqa_decode_torch,
-    gqa_decode_triton,
-)
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
 from mla_router.worker.kernels.device import H200
-from support.paged_cache import expected_gqa, random_cache
+from support.paged_cache import expected_gqa, forget_rows_before, random_cache
 from support.sm90 import compile_sm90
 
 SCALE = 0.3
@@ -38,10 +34,13 @@ def check(
     page_size: int = 16,
     parts: int = 3,
     spare: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> None:
-    """Queries are views of a wider projection, rows without an owner are NaN, unused entries of page tables 0."""
+    """Queries are views of a wider projection, rows without an owner and before a window are NaN, unused entries of
+    page tables 0."""
     draw = torch.Generator().manual_seed(seed)
     row = kv_heads * (head_dim + v_head_dim)
     paged = random_cache(lengths, page_size, row, dtype=dtype, generator=draw)
@@ -54,15 +53,21 @@ def check(
         max_length=min(max(lengths) + spare, capacity),
         tiling=TILING,
         num_parts=parts,
+        window=window,
     )
     out = torch.full((len(lengths), kv_heads * share, v_head_dim), float("nan"), dtype=dtype)
-    op(q, paged.cache, paged.page_table, paged.slots, paged.lengths, schedule, out, scale=SCALE)
-    expected = expected_gqa(q, paged, kv_heads, v_head_dim, SCALE)
+    expected = expected_gqa(q, paged, kv_heads, v_head_dim, SCALE, window=window, softcap=softcap)
+    if window is not None:
+        forget_rows_before(paged, window)
+    tables = paged.page_table, paged.slots, paged.lengths
+    op(q, paged.cache, *tables, schedule, out, scale=SCALE, softcap=softcap)
     tolerance = 2e-5 if dtype == torch.float32 else 3e-3
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
+WINDOWS = st.none() | st.integers(1, 80)
+CAPS = st.sampled_from([None, 0.5, 30.0])
 
 
 @given(
@@ -72,6 +77,8 @@ LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
     widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
     page_size=st.sampled_from([1, 4, 16]),
     spare=st.integers(0, 20),
+    window=WINDOWS,
+    softcap=CAPS,
     seed=st.integers(0, 100),
 )
 def test_torch(
@@ -81,6 +88,8 @@ def test_torch(
     widths: tuple[int, int],
     page_size: int,
     spare: int,
+    window: int | None,
+    softcap: float | None,
     seed: int,
 ) -> None:
     head_dim, v_head_dim = widths
@@ -93,42 +102,10 @@ def test_torch(
         v_head_dim=v_head_dim,
         page_size=page_size,
         spare=spare,
-        seed=seed,
-    )
-
-
-@given(
-    lengths=LENGTHS,
-    window=st.integers(1, 80),
-    softcap=st.sampled_from([None, 0.5, 30.0]),
-    page_size=st.sampled_from([1, 4, 16]),
-    seed=st.integers(0, 100),
-)
-def test_torch_with_window_and_softcap(
-    lengths: list[int], window: int, softcap: float | None, page_size: int, seed: int
-) -> None:
-    """Rows before a window are NaN: their memory may belong to another request."""
-    draw = torch.Generator().manual_seed(seed)
-    paged = random_cache(lengths, page_size, 2 * 12, dtype=torch.float32, generator=draw)
-    q = torch.randn(len(lengths), 4, 7, generator=draw)
-    expected = expected_gqa(q, paged, 2, 5, SCALE, window=window, softcap=softcap)
-    for slot, length in zip(paged.slots.tolist(), lengths, strict=True):
-        for at in range(length - window):
-            paged.cache[paged.page_table[slot, at // page_size], at % page_size] = float("nan")
-    out = torch.empty(len(lengths), 4, 5)
-    gqa_decode_torch(
-        q,
-        paged.cache,
-        paged.page_table,
-        paged.slots,
-        paged.lengths,
-        out,
-        max_length=max(lengths),
-        scale=SCALE,
         window=window,
         softcap=softcap,
+        seed=seed,
     )
-    torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=2e-5)
 
 
 @settings(max_examples=10)
@@ -138,10 +115,19 @@ def test_torch_with_window_and_softcap(
     share=st.integers(1, 4),
     page_size=st.sampled_from([1, 4, 16, 64]),
     parts=st.integers(1, 12),
+    window=WINDOWS,
+    softcap=CAPS,
     seed=st.integers(0, 100),
 )
 def test_triton(
-    lengths: list[int], kv_heads: int, share: int, page_size: int, parts: int, seed: int
+    lengths: list[int],
+    kv_heads: int,
+    share: int,
+    page_size: int,
+    parts: int,
+    window: int | None,
+    softcap: float | None,
+    seed: int,
 ) -> None:
     """Requests have one part, several parts, or share a part; parts may be empty."""
     check(
@@ -151,7 +137,25 @@ def test_triton(
         share=share,
         page_size=page_size,
         parts=parts,
+        window=window,
+        softcap=softcap,
         seed=seed,
+    )
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 32, 33, 70])
+def test_triton_at_the_border_of_a_window(window: int, page_size: int) -> None:
+    """Blocks have 16 rows: windows end within blocks, between them, and before the first row."""
+    lengths = [window, window + 1, 15, 16, 17, 48, 70]
+    check(
+        gqa_decode_triton,
+        lengths,
+        kv_heads=2,
+        share=2,
+        page_size=page_size,
+        window=window,
+        parts=5,
     )
 
 
@@ -186,8 +190,15 @@ def test_triton_float16() -> None:
         head_dim=48,
         v_head_dim=32,
         parts=5,
+        window=33,
+        softcap=2.0,
         dtype=torch.float16,
     )
+
+
+def test_triton_of_a_wide_head() -> None:
+    """Gemma 2's."""
+    check(gqa_decode_triton, [70, 3], kv_heads=1, share=2, head_dim=256, v_head_dim=256, window=40)
 
 
 @pytest.mark.parametrize("op", [gqa_decode, gqa_decode_triton])
@@ -227,8 +238,8 @@ def test_wrong_shapes_are_named(heads: int, head_dim: int) -> None:
         )
 
 
-# Heads, KV heads, key and value head_dim, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2, and
-# V2-Lite and V3 without absorption
+# Heads, KV heads, key and value head_dim, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2,
+# V2-Lite and V3 without absorption, and Gemma 2 9B and 27B, which have windows and soft caps
 REAL = [
     (32, 8, 128, 128, 64),
     (32, 8, 128, 128, 16),
@@ -239,30 +250,40 @@ REAL = [
     (32, 1, 128, 128, 64),
     (16, 16, 192, 128, 64),
     (128, 128, 192, 128, 16),
+    (16, 8, 256, 256, 64),
+    (16, 8, 256, 256, 16),
+    (32, 16, 128, 128, 64),
 ]
+GEMMA = REAL[-3:]
 
 
 def launches() -> None:
     """Launches every tiling of `gqa_tiling` for these shapes, on the 132 multiprocessors of an H200."""
-    for heads, kv_heads, head_dim, v_head_dim, page_size in REAL:
+    for shape in REAL:
+        heads, kv_heads, head_dim, v_head_dim, page_size = shape
+        options = [(None, None)] if shape not in GEMMA else [(4096, 50.0), (None, 50.0)]
         chosen = gqa_tiling(heads // kv_heads, head_dim + v_head_dim, on=H200)
         lengths = torch.empty(8, dtype=torch.int32, device="meta")
         parts = max(132 * chosen.programs_per_sm // kv_heads, 1)
-        schedule = decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=parts)
         joined = torch.empty(
             8, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16, device="meta"
         )
         row = kv_heads * (head_dim + v_head_dim)
-        gqa_decode_triton(
-            joined[:, : heads * head_dim].view(8, heads, head_dim),
-            torch.empty(100, page_size, row, dtype=torch.bfloat16, device="meta"),
-            torch.empty(64, 4096 // page_size, dtype=torch.int32, device="meta"),
-            lengths.long(),
-            lengths,
-            schedule,
-            torch.empty(8, heads, v_head_dim, dtype=torch.bfloat16, device="meta"),
-            scale=0.1,
-        )
+        for window, softcap in options:
+            schedule = decode_schedule_torch(
+                lengths, max_length=4096, tiling=chosen, num_parts=parts, window=window
+            )
+            gqa_decode_triton(
+                joined[:, : heads * head_dim].view(8, heads, head_dim),
+                torch.empty(100, page_size, row, dtype=torch.bfloat16, device="meta"),
+                torch.empty(64, 4096 // page_size, dtype=torch.int32, device="meta"),
+                lengths.long(),
+                lengths,
+                schedule,
+                torch.empty(8, heads, v_head_dim, dtype=torch.bfloat16, device="meta"),
+                scale=0.1,
+                softcap=softcap,
+            )
 
 
 def test_compiled_for_sm_90() -> None:

@@ -3,8 +3,9 @@ at the shapes of real models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,7 @@ from mla_router.worker.kernels.attention.ragged_attention.kernel import (
     ragged_attention_triton,
     tiling,
 )
-from mla_router.worker.kernels.attention.ragged_attention.torch import (
-    QUERY_BLOCK,
-    ragged_attention_torch,
-)
+from mla_router.worker.kernels.attention.ragged_attention.torch import QUERY_BLOCK
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -73,17 +71,22 @@ def one_by_one(
     *,
     causal: bool,
     window: int | None = None,
+    gaps: Sequence[int] = (),
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = (tensor.double().cpu() for tensor in (inputs.q, inputs.k, inputs.v))
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float64)
     first_query = first_key = 0
-    for queries, keys in extents:
+    for chunk, (queries, keys) in enumerate(extents):
         for i in range(queries):
-            end = first_key + (keys - queries + i + 1 if causal else keys)
-            seen = slice(max(first_key, end - (window or end)), end)
-            for head in range(q.shape[1] if keys else 0):
+            position = keys - queries + i if causal else keys + i
+            if gaps:
+                position += gaps[chunk]
+            begin = max(position + 1 - window, 0) if window else 0
+            end = min(position + 1, keys)
+            seen = slice(first_key + begin, first_key + end)
+            for head in range(q.shape[1] if begin < end else 0):
                 group = head * k.shape[1] // q.shape[1]
                 key = k[seen, group]
                 if inputs.shared is not None:
@@ -108,11 +111,17 @@ def check(
     extents: Extents,
     *,
     causal: bool = True,
+    window: int | None = None,
+    gaps: Sequence[int] = (),
+    softcap: float | None = None,
     rtol: float = 1e-4,
 ) -> None:
-    work = PrefillWork.on(inputs.q.device, extents, heads=MANY_HEADS, causal=causal)
-    got, got_lse = attend(inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE)
-    expected, expected_lse = one_by_one(inputs, extents, causal=causal)
+    options: Any = {"causal": causal, "window": window, "gaps": gaps}
+    work = PrefillWork.on(inputs.q.device, extents, heads=MANY_HEADS, **options)
+    got, got_lse = attend(
+        inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE, softcap=softcap
+    )
+    expected, expected_lse = one_by_one(inputs, extents, softcap=softcap, **options)
     assert got.dtype == inputs.q.dtype
     torch.testing.assert_close(got.double().cpu(), expected, rtol=rtol, atol=rtol)
     torch.testing.assert_close(got_lse.double().cpu(), expected_lse, rtol=rtol, atol=rtol)
@@ -124,47 +133,33 @@ def check(
     share=st.integers(1, 3),
     shared_width=st.sampled_from([0, 4]),
     causal=st.booleans(),
+    window=st.none() | st.integers(1, 30),
+    gap=st.integers(0, 5),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
 )
 def test_formula(
-    chunks: list[tuple[int, int]], groups: int, share: int, shared_width: int, causal: bool
+    chunks: list[tuple[int, int]],
+    groups: int,
+    share: int,
+    shared_width: int,
+    causal: bool,
+    window: int | None,
+    gap: int,
+    softcap: float | None,
 ) -> None:
     extents = [(n, prefix + n if causal else prefix) for n, prefix in chunks]
     widths = 6, shared_width, 5
     inputs = drawn(extents, heads=share * groups, groups=groups, widths=widths)
-    check(ragged_attention, inputs, extents, causal=causal)
+    gaps = [gap + i for i in range(len(chunks))] if window and not causal else []
+    options: Any = {"causal": causal, "window": window, "gaps": gaps, "softcap": softcap}
+    check(ragged_attention, inputs, extents, **options)
 
 
-@given(
-    chunks=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=3),
-    window=st.integers(1, 30),
-    softcap=st.sampled_from([None, 0.5, 30.0]),
-)
-def test_torch_with_window_and_softcap(
-    chunks: list[tuple[int, int]], window: int, softcap: float | None
-) -> None:
-    check_torch([(n, prefix + n) for n, prefix in chunks], window, softcap)
-
-
-def test_window_in_a_chunk_of_several_query_blocks() -> None:
-    check_torch([(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40)], 100, None)
-    check_torch([(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40)], 400, 1.0)
-
-
-def check_torch(extents: Extents, window: int, softcap: float | None) -> None:
-    inputs = drawn(extents, heads=4)
-    options = {"window": window, "softcap": softcap}
-    q, k, v, shared = inputs.q, inputs.k, inputs.v, inputs.shared
-    got = ragged_attention_torch(q, k, v, shared, extents, scale=SCALE, **options)
-    for ours, expected in zip(
-        got, one_by_one(inputs, extents, causal=True, **options), strict=True
-    ):
-        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_chunk_longer_than_a_query_block() -> None:
+@pytest.mark.parametrize("window", [None, 100, 400])
+def test_chunk_longer_than_a_query_block(window: int | None) -> None:
     extents = [(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40), (3, 3)]
     inputs = drawn(extents)
-    check(ragged_attention, inputs, extents)
+    check(ragged_attention, inputs, extents, window=window)
 
 
 KERNEL_CASES = {
@@ -186,6 +181,25 @@ def check_kernel(name: str, dtype: torch.dtype, widths: tuple[int, int, int]) ->
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_kernel(name: str, dtype: torch.dtype) -> None:
     check_kernel(name, dtype, (32, 16, 32))
+
+
+# Blocks of 32 keys and 64 or 128 queries: windows of one key, shorter than a block, as long as several, and as a chunk
+@pytest.mark.parametrize("window", [1, 31, 32, 33, 64, 129, 203])
+def test_kernel_with_a_window(window: int) -> None:
+    for name, gaps in (("causal", ()), ("short", ()), ("whole", (0, 40, 0, 3))):
+        extents, causal = KERNEL_CASES[name]
+        inputs = drawn(extents, heads=2, widths=(16, 0, 16), device=DEVICE)
+        options: Any = {"causal": causal, "window": window, "gaps": gaps}
+        check(ragged_attention_triton, inputs, extents, **options)
+
+
+def test_kernel_with_a_soft_cap_and_wide_heads() -> None:
+    """Gemma 2's."""
+    extents = [(5, 9), (70, 100)]
+    inputs = drawn(extents, heads=2, groups=1, widths=(256, 0, 256), device=DEVICE)
+    check(ragged_attention_triton, inputs, extents, window=40, softcap=2.0)
+    inputs = drawn(extents, widths=(16, 0, 16), dtype=torch.float16, device=DEVICE)
+    check(ragged_attention_triton, inputs, extents, softcap=2.0, rtol=4e-3)
 
 
 @pytest.mark.parametrize("widths", [(20, 6, 24), (16, 0, 16), (24, 0, 8), (48, 0, 32)], ids=str)
@@ -305,6 +319,18 @@ def launches() -> None:
         work = PrefillWork.on("meta", [(n, 4096)], heads=16, causal=causal)
         q = torch.empty(n, 16, 192, dtype=torch.bfloat16, device="meta")
         ragged_attention_triton(q, k, v, None, work, scale=0.1)
+    launch_gemma(4096, 16, 8, 256)
+    launch_gemma(64, 16, 8, 256)
+    launch_gemma(4096, 32, 16, 128)
+
+
+def launch_gemma(n: int, heads: int, groups: int, width: int) -> None:
+    """Launches Gemma 2's heads, with a window and without."""
+    k, v = torch.empty(2, 8192, groups, width, dtype=torch.bfloat16, device="meta")
+    q = torch.empty(n, heads, width, dtype=torch.bfloat16, device="meta")
+    for window in (4096, None):
+        work = PrefillWork.on("meta", [(n, 8192)], heads=heads, window=window)
+        ragged_attention_triton(q, k, v, None, work, scale=0.1, softcap=50.0)
 
 
 def launches_of_the_sweep() -> None:

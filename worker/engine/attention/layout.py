@@ -26,6 +26,10 @@ class ChunkExtent:
         """Tokens of the request in the KV cache, including the new ones."""
         return self.start + self.length
 
+    def first_key(self, window: int | None) -> int:
+        """Returns the position of the first token to which the first new one attends."""
+        return 0 if window is None else max(0, self.start + 1 - window)
+
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:

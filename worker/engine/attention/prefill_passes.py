@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -27,28 +28,38 @@ class Pass:
 
 
 def plan_passes(
-    chunks: Sequence[ChunkExtent], heads: int, max_keys: int, upload: Upload
+    chunks: Sequence[ChunkExtent],
+    heads: int,
+    max_keys: int,
+    upload: Upload,
+    window: int | None = None,
+    block_queries: int = 0,
 ) -> list[Pass]:
     """Returns one causal pass over all keys if they are at most `max_keys`. Otherwise returns a causal pass over the new
-    tokens, then passes over up to `max_keys` keys of the prefixes each. `heads`: query heads."""
-    extents = [(chunk.length, chunk.end) for chunk in chunks]
-    firsts = [[0] * len(chunks)]
+    tokens, then passes over up to `max_keys` keys of the prefixes each. Keys before the `window` of a chunk's first query
+    are in no pass. `heads`: query heads; `block_queries`: as of `prefill_tables`."""
+    tabled = partial(prefill_tables, heads=heads, window=window, block_queries=block_queries)
+    begins = [chunk.first_key(window) for chunk in chunks]
+    extents = [(chunk.length, chunk.end - at) for chunk, at in zip(chunks, begins, strict=True)]
     if sum(keys for _, keys in extents) <= max_keys:
-        spans = [extents]
+        tables, firsts = [tabled(extents)], [begins]
     else:
-        spans = [[(chunk.length, chunk.length) for chunk in chunks]]
+        own = [(chunk.length, chunk.length) for chunk in chunks]
+        tables = [tabled(own)]
         firsts = [[chunk.start for chunk in chunks]]
-        for first, keys in _split([chunk.start for chunk in chunks], max_keys):
-            spans.append([(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)])
-            firsts.append(first)
-    tables = [prefill_tables(span, heads=heads, causal=i == 0) for i, span in enumerate(spans)]
+        prefixes = [chunk.start - at for chunk, at in zip(chunks, begins, strict=True)]
+        for first, keys in _split(prefixes, max_keys):
+            span = [(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)]
+            behind = [size - i - n for size, i, n in zip(prefixes, first, keys, strict=True)]
+            tables.append(tabled(span, causal=False, gaps=behind if window else ()))
+            firsts.append([at + i for at, i in zip(begins, first, strict=True)])
     arrays = [np.array([chunk.slot for chunk in chunks], dtype=np.int32)]
     for table, first in zip(tables, firsts, strict=True):
         arrays += [table.key_starts, table.query_blocks, np.array(first, dtype=np.int32)]
     slots, *rest = upload(arrays)
     return [
         Pass(
-            PrefillWork(table.extents, table.causal, table.block_queries, *rest[3 * i : 3 * i + 2]),
+            PrefillWork.of(table, *rest[3 * i : 3 * i + 2]),
             slots,
             rest[3 * i + 2],
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
@@ -137,13 +137,11 @@ class TorchAttention:
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Returns the KV cache rows of the tokens to which the chunks attend."""
-        requests = [(chunk.slot, self._first_key(chunk), chunk.end) for chunk in self.layout.chunks]
+        window = self._window
+        requests = [(c.slot, c.first_key(window), c.end) for c in self.layout.chunks]
         return kv_read(cache, self.layout.page_table, requests)
 
     def _extents(self) -> list[tuple[int, int]]:
         """Returns the numbers of query rows and of key rows of each chunk."""
-        return [(chunk.length, chunk.end - self._first_key(chunk)) for chunk in self.layout.chunks]
-
-    def _first_key(self, chunk: ChunkExtent) -> int:
-        """Returns the position of the first key of the chunk's first token."""
-        return 0 if self._window is None else max(0, chunk.start + 1 - self._window)
+        window = self._window
+        return [(c.length, c.end - c.first_key(window)) for c in self.layout.chunks]

@@ -19,6 +19,7 @@ from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.kernel import block_queries
 from mla_router.worker.kernels.attention.shared_prefixes import (
     GROUP,
     SharedPrefixes,
@@ -74,10 +75,14 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         del dtype
         self.max_keys = MAX_EXPANDED // spec.prefill_kv_dim
-        self._num_heads = spec.num_heads
-        self._scale = spec.scale
+        self._spec = spec
         self._tiles = _decode_tiles(spec, device, fp8=is_fp8(kv_cache_dtype))
         self._latent = isinstance(spec, LatentAttentionSpec)
+        self._block_queries = (
+            block_queries(spec.head_dim, spec.v_head_dim, limits(device))
+            if isinstance(spec, GroupedQueryAttentionSpec)
+            else 0
+        )
         self._device = device
         self._upload = Upload(device)
 
@@ -89,8 +94,11 @@ class TritonBackend(AttentionBackend):
         dtype: torch.dtype,
         kv_cache_dtype: torch.dtype,
     ) -> str | None:
-        widths_reason = _widths_reason(spec, fp8=is_fp8(kv_cache_dtype))
-        return gpu_reason(device, dtype) or full_attention_reason(spec) or widths_reason
+        if reason := gpu_reason(device, dtype):
+            return reason
+        if isinstance(spec, LatentAttentionSpec) and (reason := full_attention_reason(spec)):
+            return reason
+        return _widths_reason(spec, fp8=is_fp8(kv_cache_dtype))
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
         """Returns the attention of a step. `attend`: the prefill kernel."""
@@ -104,10 +112,22 @@ class TritonBackend(AttentionBackend):
                 max_length=layout.max_decode_length,
                 tiling=tiles,
                 num_parts=parts,
+                window=self._spec.window,
             )
         if layout.chunks:
-            passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, self._upload)
-        return TritonAttention(layout, self._scale, schedule, passes, prefixes, attend)
+            passes = self._passes(layout, self._upload)
+        return TritonAttention(layout, self._spec, schedule, passes, prefixes, attend)
+
+    def _passes(self, layout: StepLayout, upload: Upload) -> list[Pass]:
+        spec = self._spec
+        return plan_passes(
+            layout.chunks,
+            spec.num_heads,
+            self.max_keys,
+            upload,
+            spec.window,
+            self._block_queries,
+        )
 
     def _joined(self, layout: StepLayout) -> StepLayout:
         """Returns the layout with one decode row for each slot, its last one, if the kernel reads the cache once for all
@@ -126,7 +146,7 @@ class TritonBackend(AttentionBackend):
 
     def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
         rows = len(layout.decode_slots)
-        joins = self._latent and self._num_heads <= MOST_HEADS and layout.queries_per_slot == 1
+        joins = self._latent and self._spec.num_heads <= MOST_HEADS and layout.queries_per_slot == 1
         if not joins or rows < LOOK_FROM:
             return None
         tiles, parts = self._tiles(rows // GROUP, GROUP)
@@ -142,8 +162,8 @@ class TritonBackend(AttentionBackend):
 
     def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
         # A separate upload: later steps must not overwrite the tables of the graph.
-        passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, Upload(self._device))
-        return lambda locations: PrefillGraphAttention(layout, self._scale, passes, locations)
+        passes = self._passes(layout, Upload(self._device))
+        return lambda locations: PrefillGraphAttention(layout, self._spec, passes, locations)
 
 
 def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Tiles:
@@ -188,14 +208,14 @@ class TritonAttention:
     def __init__(
         self,
         layout: StepLayout,
-        scale: float,
+        spec: AttentionSpec,
         schedule: DecodeSchedule | None,
         passes: list[Pass],
         prefixes: SharedPrefixes | None = None,
         attend: AttendOver = attend_over,
     ) -> None:
         self.layout = layout
-        self._scale = scale
+        self._spec = spec
         self.schedule = schedule
         self.passes = passes
         self.prefixes = prefixes
@@ -214,7 +234,7 @@ class TritonAttention:
             layout.decode_slots,
             layout.decode_lengths,
             self.schedule,
-            scale=self._scale,
+            scale=self._spec.scale,
             queries=layout.queries_per_slot,
             settled=True,
             prefixes=self.prefixes,
@@ -235,7 +255,7 @@ class TritonAttention:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             rows = self._latents(own, cache, over, scales)
             latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
-            return self._attend(q, expand(latent), k_pe, over, self._scale, into)
+            return self._attend(q, expand(latent), k_pe, over, self._spec.scale, into)
 
         self._in_passes(attend, out)
 
@@ -252,8 +272,9 @@ class TritonAttention:
             layout.decode_lengths,
             self.schedule,
             out,
-            scale=self._scale,
+            scale=self._spec.scale,
             scales=scales,
+            softcap=self._spec.softcap,
         )
 
     def gqa_prefill(
@@ -264,7 +285,10 @@ class TritonAttention:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             rows = self._rows(cache, over, q.dtype, scales, value_column)
             k, v = keys_and_values(rows, q.shape[-1], out.shape[-1])
-            return ragged_attention(q, k, v, None, over.work, scale=self._scale, out=into)
+            spec = self._spec
+            return ragged_attention(
+                q, k, v, None, over.work, scale=spec.scale, out=into, softcap=spec.softcap
+            )
 
         self._in_passes(attend, out)
 
@@ -304,9 +328,9 @@ class PrefillGraphAttention(TritonAttention):
     """Attention of one prompt without a cached prefix: its keys are its own rows, at `locations` in the KV cache."""
 
     def __init__(
-        self, layout: StepLayout, scale: float, passes: list[Pass], locations: Tensor
+        self, layout: StepLayout, spec: AttentionSpec, passes: list[Pass], locations: Tensor
     ) -> None:
-        super().__init__(layout, scale, None, passes)
+        super().__init__(layout, spec, None, passes)
         self._locations = locations
 
     def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:

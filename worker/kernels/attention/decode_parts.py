@@ -42,11 +42,12 @@ def piece_at(
     page_table_stride,
     skipped,
     BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr = None,
 ):
     """Returns the piece of `request` that begins with the block `position` of a part, which ends before `end`: length
     and pages of the request, the piece's blocks [first, last) counted from the request's first block, and whether they
     are all blocks of the request. `skipped`, if not None, is the number of pages of each request in front of the
-    counted ones."""
+    counted ones. With a WINDOW, blocks that end before it are left out."""
     request_start = tl.load(block_starts + request)
     length = tl.load(lengths + request)
     slot = tl.load(slots + request)
@@ -55,11 +56,20 @@ def piece_at(
     if skipped is not None:
         skip = tl.load(skipped + request)
         pages += skip
-    first = position - request_start
+    before = 0
+    if WINDOW is not None:
+        before = blocks_before(length, BLOCK_TOKENS, WINDOW)
+    first = position - request_start + before
     blocks = tl.cdiv(length, BLOCK_TOKENS)
-    last = tl.minimum(end - request_start, blocks)
-    is_whole = (first == 0) & (last == blocks) & (skip == 0)
+    last = tl.minimum(end - request_start + before, blocks)
+    is_whole = (first == before) & (last == blocks) & (skip == 0)
     return length, pages, first, last, is_whole
+
+
+@triton.jit
+def blocks_before(length, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Returns the number of blocks that end before the last WINDOW rows of a request."""
+    return tl.maximum(length - WINDOW, 0) // BLOCK_TOKENS
 
 
 @triton.jit

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.decode_parts import blocks_before
 from mla_router.worker.kernels.attention.decode_tiling import Tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
@@ -41,6 +42,7 @@ class DecodeSchedule:
     part_size: Tensor  # [1] int32, blocks
     max_length: int  # upper bound of all lengths, known on the host, for attention without blocks
     tiling: Tiling
+    window: int | None = None  # of an `AttentionSpec`: the blocks before it belong to no part
 
     @property
     def num_parts(self) -> int:
@@ -48,19 +50,31 @@ class DecodeSchedule:
 
 
 def decode_schedule(
-    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+    lengths: Tensor,
+    *,
+    max_length: int,
+    tiling: Tiling,
+    num_parts: int,
+    window: int | None = None,
 ) -> DecodeSchedule:
-    """Returns the schedule of R requests with `lengths` [R] int32, at most max_length. A request without rows may have a
-    piece without blocks.
+    """Returns the schedule of R requests with `lengths` [R] int32, at most max_length, of which each attends to the last
+    `window` rows. A request without rows may have a piece without blocks.
 
     Runs once a step, for all layers. Launches one kernel and does not wait for the device.
     """
     schedule = decode_schedule_triton if lengths.is_cuda else decode_schedule_torch
-    return schedule(lengths, max_length=max_length, tiling=tiling, num_parts=num_parts)
+    return schedule(
+        lengths, max_length=max_length, tiling=tiling, num_parts=num_parts, window=window
+    )
 
 
 def decode_schedule_triton(
-    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+    lengths: Tensor,
+    *,
+    max_length: int,
+    tiling: Tiling,
+    num_parts: int,
+    window: int | None = None,
 ) -> DecodeSchedule:
     assert lengths.ndim == 1 and lengths.dtype == torch.int32 and num_parts > 0, (
         f"lengths {tuple(lengths.shape)} {lengths.dtype}, num_parts {num_parts}"
@@ -79,16 +93,24 @@ def decode_schedule_triton(
         MIN_BLOCKS=tiling.min_blocks,
         REQUESTS=REQUESTS_AT_ONCE,
         PARTS=PARTS_PER_PROGRAM,
+        WINDOW=window,
         num_warps=4,
         **launch_options(),
     )
-    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
+    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling, window)
 
 
 def decode_schedule_torch(
-    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+    lengths: Tensor,
+    *,
+    max_length: int,
+    tiling: Tiling,
+    num_parts: int,
+    window: int | None = None,
 ) -> DecodeSchedule:
     blocks = (lengths + tiling.block_tokens - 1) // tiling.block_tokens
+    if window is not None:
+        blocks -= (lengths - window).clamp(min=0) // tiling.block_tokens
     part_size = ((blocks.sum(0, keepdim=True) + num_parts - 1) // num_parts).clamp(
         min=tiling.min_blocks
     )
@@ -100,7 +122,7 @@ def decode_schedule_torch(
     block_starts = torch.cat((ends.new_zeros(1), ends))
     part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
     first_requests = torch.searchsorted(ends, part_starts, right=True).int()
-    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
+    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling, window)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_parts"])
@@ -115,19 +137,20 @@ def schedule_kernel(
     MIN_BLOCKS: tl.constexpr,
     REQUESTS: tl.constexpr,
     PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Each program finds the first requests of PARTS parts. The first program also writes everything else."""
     wait_for_previous()
     program = tl.program_id(0)
     total = 0
     for start in range(0, num_requests, REQUESTS):
-        total += tl.sum(_blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS), 0)
+        total += tl.sum(_blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS, WINDOW), 0)
     size = tl.maximum((total + num_parts - 1) // num_parts, MIN_BLOCKS)
     # The number of parts if each has one request, for this size and the next ones
     sizes = size + tl.arange(0, triton.next_power_of_2(SECOND_REQUEST + 1))
     needed = tl.zeros_like(sizes)
     for start in range(0, num_requests, REQUESTS):
-        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS)
+        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS, WINDOW)
         needed += tl.sum(tl.cdiv(blocks[:, None], sizes[None, :]), 0)
     good = (needed <= num_parts) & (sizes <= size + SECOND_REQUEST)
     least = tl.min(tl.where(good, sizes, 2**30), 0)
@@ -144,7 +167,7 @@ def schedule_kernel(
     for start in range(0, num_requests, REQUESTS):
         request = start + tl.arange(0, REQUESTS)
         exists = request < num_requests
-        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS)
+        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS, WINDOW)
         blocks = tl.cdiv(blocks, grain) * grain
         end = before + tl.cumsum(blocks, 0)
         before += tl.sum(blocks, 0)
@@ -157,8 +180,18 @@ def schedule_kernel(
 
 
 @triton.jit
-def _blocks(lengths, start, num_requests, BLOCK_TOKENS: tl.constexpr, REQUESTS: tl.constexpr):
+def _blocks(
+    lengths,
+    start,
+    num_requests,
+    BLOCK_TOKENS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """Returns the blocks of REQUESTS requests from `start` on; 0 behind the last request."""
     request = start + tl.arange(0, REQUESTS)
     length = tl.load(lengths + request, mask=request < num_requests, other=0)
-    return tl.cdiv(length, BLOCK_TOKENS)
+    blocks = tl.cdiv(length, BLOCK_TOKENS)
+    if WINDOW is not None:
+        blocks -= blocks_before(length, BLOCK_TOKENS, WINDOW)
+    return blocks

@@ -101,7 +101,7 @@ def gqa_tiling(
     head_dim = head_dim or -(-width // 2)
     rows = min(max(16, 1 << (share - 1).bit_length()), 64)
     tokens = 64 if width <= 256 else 32
-    programs = 4 if width <= 128 else 3
+    programs = 4 if width <= 128 else 3 if width <= 320 else 2
     if rows > 16:
         programs = 2 if rows == 32 else 1
     first = Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)

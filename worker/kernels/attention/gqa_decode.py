@@ -39,8 +39,10 @@ def gqa_decode(
     *,
     scale: float,
     scales: KVScales = UNSCALED,
+    softcap: float | None = None,
 ) -> None:
-    """Writes softmax(q . keys * scale) . values for each query head over its request's cached tokens to `out`.
+    """Writes softmax(q . keys * scale) . values for each query head over its request's cached tokens to `out`: over the
+    last `schedule.window` ones, if it is not None. `softcap` caps the scores (`softcap.py`).
 
     q [B, H, W], a view is allowed if its last axis is contiguous; out [B, H, V] contiguous, of q's dtype;
     cache [pages, page_size, G * (W + V)], rows of `gqa_rows.py`, with H a multiple of G: query heads
@@ -52,7 +54,16 @@ def gqa_decode(
     """
     if on_gpu(q):
         gqa_decode_triton(
-            q, cache, page_table, slots, lengths, schedule, out, scale=scale, scales=scales
+            q,
+            cache,
+            page_table,
+            slots,
+            lengths,
+            schedule,
+            out,
+            scale=scale,
+            scales=scales,
+            softcap=softcap,
         )
     else:
         gqa_decode_torch(
@@ -65,6 +76,8 @@ def gqa_decode(
             max_length=schedule.max_length,
             scale=scale,
             scales=scales,
+            window=schedule.window,
+            softcap=softcap,
         )
 
 
@@ -79,6 +92,7 @@ def gqa_decode_triton(
     *,
     scale: float,
     scales: KVScales = UNSCALED,
+    softcap: float | None = None,
 ) -> None:
     kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
     batch, heads, head_dim = q.shape
@@ -135,6 +149,8 @@ def gqa_decode_triton(
         BLOCK_TOKENS=tiling.block_tokens,
         STAGES=tiling.num_stages,
         FP8=fp8,
+        WINDOW=schedule.window,
+        CAP=None if softcap is None else softcap * math.log2(math.e),
         num_warps=tiling.num_warps,
         **launch_options(),
     )

@@ -18,6 +18,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
 )
 from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
 from mla_router.worker.kernels.pdl import wait_for_previous
+from mla_router.worker.kernels.softcap import softcapped
 
 
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
@@ -51,8 +52,10 @@ def attend_kernel(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
-    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache."""
+    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2."""
     wait_for_previous()
     PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS
@@ -80,6 +83,7 @@ def attend_kernel(
             page_table_stride,
             None,
             BLOCK_TOKENS,
+            WINDOW,
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
@@ -111,6 +115,8 @@ def attend_kernel(
             BLOCK_TOKENS,
             STAGES,
             FP8,
+            WINDOW,
+            CAP,
         )
         sums = acc[0]
         if FP8:
@@ -152,6 +158,8 @@ def _attend(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Returns the sum of weighted values in PAIR tiles [rows, BLOCK_V], the maximal score and the sum of weights of
     blocks [first, last) of one request. Rows of the cache have ROW elements, keys W and values V; `page` is the page of
@@ -174,8 +182,11 @@ def _attend(
             rows = ((page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE) * ROW)[:, None]
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
-        # Rows beyond the end belong to another request or to none, and may be NaN
-        exists = (at < length)[:, None]
+        # Rows beyond the end and before the window belong to another request or to none, and may be NaN
+        visible = at < length
+        if WINDOW is not None:
+            visible = visible & (at >= length - WINDOW)
+        exists = visible[:, None]
         k = _load(keys + rows, exists, W, BLOCK_W, FP8)
         scores = tl.dot(q_own[0], tl.trans(k[0]), input_precision="ieee")
         if FP8:
@@ -185,7 +196,10 @@ def _attend(
             for tile in tl.static_range(PAIR):
                 of_tile = tl.trans(rest[tile])
                 scores = tl.dot(q_rest[tile], of_tile, scores, input_precision="ieee")
-        scores = tl.where((at < length)[None, :], scores * scale_log2, float("-inf"))
+        scores *= scale_log2
+        if CAP is not None:
+            scores = softcapped(scores, CAP)
+        scores = tl.where(visible[None, :], scores, float("-inf"))
         weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
         v = _load(values + rows, exists, V, BLOCK_V, FP8)
         weights = weights.to(v[0].dtype)

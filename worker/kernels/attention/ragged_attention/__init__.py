@@ -28,6 +28,7 @@ def ragged_attention(
     *,
     scale: float,
     out: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns softmax(q . keys * scale) . v within each chunk of `work`, [N, H, V] in q's dtype, and the log-sum-exp of
     each row of scores in base 2, [N, H] float32, for `merge_states`. The result is written to `out` (contiguous) if it
@@ -37,7 +38,8 @@ def ragged_attention(
     contiguous in the last axis; H is a multiple of G: query heads [i * H / G, (i + 1) * H / G) share KV head i. The key
     of a head is its own D numbers, then R numbers that all heads share. If `work` is causal, the
     queries of a chunk are its last positions, and each attends to the keys up to its own; otherwise
-    each attends to all keys of its chunk.
+    each attends to all keys of its chunk. `work.window` leaves out those before its last positions. `softcap` caps the
+    scores (`softcap.py`).
     """
     (num_queries, heads, width), (num_keys, groups, d) = q.shape, k.shape
     assert v.shape[:2] == k.shape[:2] and heads % groups == 0 and width >= d, (
@@ -52,9 +54,21 @@ def ragged_attention(
     )
     assert out is None or out.is_contiguous(), f"out {tuple(out.shape)}, strides {out.stride()}"
     if on_gpu(q):
-        suits = suits_hopper(q, k, v, shared_keys, work)
-        attend = ragged_attention_hopper if suits else ragged_attention_triton
-        return attend(q, k, v, shared_keys, work, scale=scale, out=out)
+        if softcap is None and suits_hopper(q, k, v, shared_keys, work):
+            return ragged_attention_hopper(q, k, v, shared_keys, work, scale=scale, out=out)
+        return ragged_attention_triton(
+            q, k, v, shared_keys, work, scale=scale, out=out, softcap=softcap
+        )
     return ragged_attention_torch(
-        q, k, v, shared_keys, work.extents, scale=scale, causal=work.causal, out=out
+        q,
+        k,
+        v,
+        shared_keys,
+        work.extents,
+        scale=scale,
+        causal=work.causal,
+        out=out,
+        window=work.window,
+        gaps=work.gaps,
+        softcap=softcap,
     )

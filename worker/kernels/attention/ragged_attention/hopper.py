@@ -40,9 +40,10 @@ _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 def suits_hopper(
     q: Tensor, k: Tensor, v: Tensor, shared_keys: Tensor | None, work: PrefillWork
 ) -> bool:
-    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, parts of heads with 64 or
-    128 numbers, and rows and heads that begin at multiples of 16 bytes."""
-    if work.block_queries != TALL_BLOCK or not work.num_keys or not is_hopper(q.device):
+    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, no window, parts of heads with 64
+    or 128 numbers, and rows and heads that begin at multiples of 16 bytes."""
+    is_tall = work.block_queries == TALL_BLOCK and work.window is None
+    if not is_tall or not work.num_keys or not is_hopper(q.device):
         return False
     parts = _parts(q, k, shared_keys)
     widths = [v.shape[-1], *(part.shape[-1] for part in parts if part is not None)]

@@ -2,7 +2,8 @@
 
 FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a program keeps a block of one head's queries, walks
 over the keys once, and rescales its sums at each larger score. Scores are to base 2. Keys that all queries of the
-block attend to come first, without masks, then the few others.
+block attend to come first, without masks, then the few others. With a window, keys before the window of all queries
+are not read, and keys before the window of some are masked as well.
 
 A key is multiplied in two parts: the head's own and the shared one. Without a shared part they are the largest power
 of two within head_dim and the rest, so that 192 is not padded to 256.
@@ -22,8 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.attention.prefill_work import SHORT_BLOCK, PrefillWork
 from mla_router.worker.kernels.device import H200, Limits, first_legal, limits
+from mla_router.worker.kernels.softcap import softcapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Tiling:
     num_stages: int
 
 
+# Widest heads whose sums leave registers for large tiles
+NARROW = 192
 # Programs of short blocks up to which three stages fit an H200's multiprocessors: two waves
 FEW_PROGRAMS = 264
 
@@ -53,6 +57,13 @@ def tiling(
     return _legal(block_queries, programs <= FEW_PROGRAMS, head_dim, v_head_dim, on)
 
 
+def block_queries(head_dim: int, v_head_dim: int, on: Limits) -> int:
+    """Returns the query rows of a program if the widths of heads decide them, or 0: sums of tall blocks of wide heads
+    spill registers on GPUs before Hopper."""
+    wide = max(head_dim, v_head_dim) > NARROW
+    return SHORT_BLOCK if wide and not on.has_tensor_memory_accelerator else 0
+
+
 @cache
 def _legal(
     block_queries: int, few_programs: bool, head_dim: int, v_head_dim: int, on: Limits
@@ -60,13 +71,16 @@ def _legal(
     def shared_bytes(tiles: Tiling) -> int:
         return shared_bytes_of(tiles, block_queries, head_dim, v_head_dim, on)
 
-    candidates = _candidates(block_queries, few_programs, on)
+    wide = max(head_dim, v_head_dim) > NARROW
+    candidates = _candidates(block_queries, few_programs, on, wide=wide)
     return first_legal("prefill attention", candidates, shared_bytes, on)
 
 
-def _candidates(block_queries: int, few_programs: bool, on: Limits) -> list[Tiling]:
+def _candidates(block_queries: int, few_programs: bool, on: Limits, *, wide: bool) -> list[Tiling]:
     if not on.has_tensor_memory_accelerator:
         return [Tiling(32, 8, stages) for stages in (3, 2)]
+    if wide:
+        return [Tiling(32, 8, 3)] if block_queries > 64 else [Tiling(64, 8, 2)]
     if block_queries > 64:
         return [Tiling(64, 8, stages) for stages in (3, 2)]
     return [Tiling(64, 4, 3 if few_programs else 2), Tiling(64, 4, 2)]
@@ -125,7 +139,8 @@ def _walk(
     last,
     key_start,
     num_keys,
-    seen,  # [BLOCK_M], the number of keys that each query attends to
+    seen,  # [BLOCK_M], the number of keys up to each query
+    outside,  # [BLOCK_M], the number of positions before the window of each query
     k_ptr,
     v_ptr,
     shared_ptr,
@@ -148,6 +163,8 @@ def _walk(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Attends to keys [first, last) of the chunk whose key 0 is in row key_start."""
     columns = tl.arange(0, BLOCK_N)
@@ -168,12 +185,21 @@ def _walk(
                 shared_tiles, row, shared_column, at, inside, r < R, MASKED, R != BLOCK_R
             )
             scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
+        factor = scale_log2
+        if CAP is not None:
+            scores, factor = softcapped(scores * scale_log2, CAP), 1.0
         if MASKED:
-            visible = (start + columns)[None, :] < seen[:, None]
+            key = (start + columns)[None, :]
+            visible = key < seen[:, None]
+            if WINDOW is not None:
+                visible = visible & (key >= outside[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
-        shrink = tl.exp2(row_max - new_max)
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
+        base = new_max
+        if MASKED and WINDOW is not None:  # a row may have seen no key yet
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores * factor - base[:, None])
+        shrink = tl.exp2(row_max - base)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
         v_at = v_ptr + row * v_stride + v_tile
@@ -216,7 +242,10 @@ def _ragged_attention(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
+    """CAP is the soft cap of scores to base 2."""
     # Neighbouring programs are heads of one block of queries: they read the same keys at the same time.
     block = query_blocks_ptr + 5 * (tl.program_id(0) // num_heads)
     head = tl.program_id(0) % num_heads
@@ -239,23 +268,34 @@ def _ragged_attention(
 
     seen = tl.minimum(first_sees + m, num_keys)
     last = tl.minimum(first_sees + BLOCK_M - 1, num_keys)
-    unmasked = first_sees // BLOCK_N * BLOCK_N  # keys that all queries of the block attend to
+    # Keys [full, masked) are those that all queries of the block attend to
+    first, full, outside = 0, 0, seen
+    masked = tl.minimum(first_sees, num_keys) // BLOCK_N * BLOCK_N
+    if WINDOW is not None:
+        outside = first_sees + m - WINDOW
+        first = tl.maximum(first_sees - WINDOW, 0) // BLOCK_N * BLOCK_N
+        masked = tl.maximum(masked, first)
+        most_outside = first_sees + tl.minimum(BLOCK_M, num_queries) - 1 - WINDOW
+        full = tl.minimum(tl.cdiv(tl.maximum(most_outside, first), BLOCK_N) * BLOCK_N, masked)
+    begins, ends = (first, full, masked), (full, masked, last)
+    FIRST: tl.constexpr = 1 if WINDOW is None else 0
 
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    for MASKED in tl.static_range(2):
+    for part in tl.static_range(FIRST, 3):
         acc, row_max, row_sum = _walk(
             acc,
             row_max,
             row_sum,
             q,
             q_shared,
-            unmasked if MASKED else 0,
-            last if MASKED else unmasked,
+            begins[part],
+            ends[part],
             key_start,
             num_keys,
             seen,
+            outside,
             k_ptr + head // SHARE * k_head_stride,
             v_ptr + head // SHARE * v_head_stride,
             shared_ptr + head // SHARE * shared_head_stride,
@@ -269,7 +309,7 @@ def _ragged_attention(
             (head // SHARE * v_head_stride).to(tl.int32),
             (head // SHARE * shared_head_stride).to(tl.int32),
             scale_log2,
-            MASKED=MASKED,
+            MASKED=part != 1,
             D=D,
             R=R,
             V=V,
@@ -278,6 +318,8 @@ def _ragged_attention(
             BLOCK_R=BLOCK_R,
             BLOCK_V=BLOCK_V,
             PRECISION=PRECISION,
+            WINDOW=WINDOW,
+            CAP=CAP,
         )
     # A row without keys is 0, with the weight 0
     out = acc / tl.where(row_sum == 0, 1.0, row_sum)[:, None]
@@ -300,6 +342,7 @@ def ragged_attention_triton(
     *,
     scale: float,
     out: Tensor | None = None,
+    softcap: float | None = None,
     tiles: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`ragged_attention`. Products are of the tensors' dtype, sums are float32. `tiles` replaces `tiling`, for
@@ -361,6 +404,8 @@ def ragged_attention_triton(
         BLOCK_R=_padded(r),
         BLOCK_V=_padded(v_width),
         PRECISION="ieee",
+        WINDOW=work.window,
+        CAP=None if softcap is None else softcap * math.log2(math.e),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

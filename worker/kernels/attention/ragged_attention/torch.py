@@ -25,11 +25,11 @@ def ragged_attention_torch(
     causal: bool = True,
     out: Tensor | None = None,
     window: int | None = None,
+    gaps: Sequence[int] = (),
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`ragged_attention` in float32, or in float64 if q is. `extents` are the query rows and key rows of each chunk.
-    `window` and `softcap`: as of an `AttentionSpec`. A window needs a causal pass."""
-    assert causal or window is None, f"{window=} in a pass that is not causal"
+    `window` and `softcap`: as of an `AttentionSpec`. `gaps`: of `PrefillWork`."""
     exact = torch.promote_types(q.dtype, torch.float32)
     num_queries, heads, _ = q.shape
     _, groups, own = k.shape
@@ -39,7 +39,7 @@ def ragged_attention_torch(
     by_group = out.view(num_queries, groups, heads // groups, -1)
     lse = q.new_empty(num_queries, groups, heads // groups, dtype=exact)
     first_query = first_key = 0
-    for queries, keys in extents:
+    for chunk, (queries, keys) in enumerate(extents):
         mine = slice(first_key, first_key + keys)
         chunk_k = k[mine].permute(1, 2, 0)[:, None].to(exact)  # [G, 1, D, keys]
         chunk_v = v[mine].transpose(0, 1)[:, None].to(exact)  # [G, 1, keys, V]
@@ -56,11 +56,15 @@ def ragged_attention_torch(
             if causal:
                 future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
                 scores[..., seen - size :].masked_fill_(future, float("-inf"))
-            if window is not None and seen > window:
-                # The last of the query rows, at seen - 1, has the first key seen - window
-                past = torch.ones(size, seen, dtype=torch.bool, device=q.device)
-                scores.masked_fill_(past.tril(seen - size - window), float("-inf"))
-            attended = torch.matmul(scores.softmax(dim=-1), chunk_v[..., :seen, :])
+            if window is not None:
+                # Position of the first of the query rows, counted from the first key
+                at = seen - size if causal else keys + gaps[chunk] + begin
+                past = torch.ones(size, seen, dtype=torch.bool, device=q.device).tril(at - window)
+                scores.masked_fill_(past, float("-inf"))
+            probabilities = scores.softmax(dim=-1)
+            if gaps:  # a query may see no key of this pass
+                probabilities.masked_fill_(past, 0.0)
+            attended = torch.matmul(probabilities, chunk_v[..., :seen, :])
             by_group[rows] = attended.permute(2, 0, 1, 3).to(q.dtype)
             lse[rows] = scores.logsumexp(dim=-1).permute(2, 0, 1) * math.log2(math.e)
         first_query += queries
