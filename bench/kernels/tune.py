@@ -9,10 +9,11 @@ OP is `dense` (products with FP8 weights in blocks of 128 x 128), `few-rows` (th
 Candidates are compiled in processes, without the GPU. Those that spill or exceed shared memory are dropped. Then each
 candidate is timed in a CUDA graph, briefly, and the best ones again, longer and with other groupings of the programs.
 Weights are read from memory, not from L2. For experts the number of rows in a block is the one with the smallest sum of
-both products. The tiles of the code stay where no candidate is 3% faster.
+both products. An entry is null, for the tiles of the code, where no candidate is 2% faster.
 
-A table is written after each number of rows. `--seconds` ends a run early, an interrupt keeps the tables, and `--resume`
-goes on with the numbers of rows that they lack. Without `--resume` tables of earlier runs are replaced.
+Steps of up to 128 rows come first: most steps of a server are. A table is written after each number of rows. `--seconds`
+ends a run early, an interrupt keeps the tables, and `--resume` goes on with the numbers of rows that they lack. Without
+`--resume` tables of earlier runs are replaced.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ import torch
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
-LEAST_GAIN = 0.03  # over the tiles of the code, which stay in the table otherwise
+LEAST_GAIN = 0.02  # over the tiles of the code, without which they stay
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from kernels.tune_problems import (
+    DECODE_ROWS,
     DENSE_ROWS,
     E4M3,
     FEW_ROWS,
@@ -89,25 +91,23 @@ def compiles(problem: Problem, job: Job) -> bool:
 
 
 class Compilations:
-    """Compiles candidates in processes, in the order of the problems, while the GPU measures those that are ready. Their
+    """Compiles candidates in processes, in the order of the sizes, while the GPU measures those that are ready. Their
     kernels are in Triton's cache afterwards."""
 
-    def __init__(self, problems: list[Problem], processes: int) -> None:
+    def __init__(self, sizes: list[tuple[Problem, int]], processes: int) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(processes, mp_context=context)
-        self._running: dict[Problem, dict[Job, Future[bool]]] = {}
-        for problem in problems:
-            jobs = dict.fromkeys(job for size in problem.sizes for job in problem.jobs(size))
+        self._running: dict[tuple[Problem, Job], Future[bool]] = {}
+        for problem, size in sizes:
             # The slowest first: no process ends much later than the others
-            slowest = sorted(jobs, key=lambda job: -job.tile.block_m)
-            self._running[problem] = {
-                job: self._pool.submit(compiles, problem, job) for job in slowest
-            }
+            for job in sorted(problem.jobs(size), key=lambda job: -job.tile.block_m):
+                if (problem, job) not in self._running:
+                    self._running[problem, job] = self._pool.submit(compiles, problem, job)
 
-    def fits(self, problem: Problem) -> set[Job]:
-        """Waits for a problem, and returns the candidates that can be launched."""
-        return {job for job, done in self._running[problem].items() if done.result()}
+    def fits(self, problem: Problem, size: int) -> set[Job]:
+        """Waits for the candidates of a size, and returns those that can be launched."""
+        return {job for job in problem.jobs(size) if self._running[problem, job].result()}
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -172,16 +172,17 @@ class Tables:
 
     def __init__(self, folder: Path, names: tuple[str, ...], *, resume: bool) -> None:
         self._files = [folder / f"{name}.json" for name in names]
-        self._tiles: list[dict[int, TunedTile]] = [{} for _ in names]
+        self._tiles: list[dict[int, TunedTile | None]] = [{} for _ in names]
         if resume:
             self._tiles = [decode(f.read_bytes()) if f.is_file() else {} for f in self._files]
 
     def has(self, size: int) -> bool:
         return all(size in tiles for tiles in self._tiles)
 
-    def add(self, size: int, jobs: list[Job]) -> None:
-        for file, tiles, job in zip(self._files, self._tiles, jobs, strict=True):
-            tiles[size] = job.tile
+    def add(self, size: int, found: list[TunedTile] | None) -> None:
+        """None: the tiles of the code."""
+        for index, (file, tiles) in enumerate(zip(self._files, self._tiles, strict=True)):
+            tiles[size] = None if found is None else found[index]
             partial = file.with_suffix(".partial")
             partial.write_bytes(encode(tiles))
             partial.replace(file)
@@ -220,12 +221,13 @@ def main() -> None:
         for size in problem.sizes
         if not tables[problem].has(size)
     ]
-    chosen = list(dict.fromkeys(problem for problem, _ in missing))
-    compilations = Compilations(chosen, args.processes)
+    missing.sort(key=lambda pair: pair[1] > DECODE_ROWS)
+    compilations = Compilations(missing, args.processes)
     try:
         if args.compile_only:
-            for problem in tqdm(chosen, "Compiling"):
-                print(f"{problem.names(device)[0]}: {len(compilations.fits(problem))} candidates")
+            for problem, size in tqdm(missing, "Compiling"):
+                found = len(compilations.fits(problem, size))
+                print(f"{problem.names(device)[0]} {size:5} rows: {found} candidates")
             return
         measured = list(measure(missing, tables, compilations, device, end))
     finally:
@@ -242,11 +244,11 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Writes the tables. Yields two times for each number of rows: with the tiles found, and with the code's own tiles."""
     progress = tqdm(missing, "Measuring", mininterval=1)
-    before, inputs, fits = None, Inputs("cuda"), set[Job]()
+    before, inputs = None, Inputs("cuda")
     for problem, size in progress:
         if problem != before:
             before, inputs = problem, Inputs("cuda")  # frees the weights of the problem before
-            fits = compilations.fits(problem)
+        fits = compilations.fits(problem, size)
         if time.monotonic() > end:
             progress.write(f"no time for {len(missing) - progress.n} numbers of rows")
             return
@@ -254,7 +256,7 @@ def measure(
         rule = problem.rule(size)
         rule_us = sum(timed(problem.launch(size, job, inputs), job.tile, 10, 5) for job in rule)
         is_faster = us < rule_us * (1 - LEAST_GAIN)
-        tables[problem].add(size, jobs if is_faster else list(rule))
+        tables[problem].add(size, [job.tile for job in jobs] if is_faster else None)
         name = problem.names(device)[0]
         progress.write(f"{name} {size:5} rows {us:9.2f} us, rule {rule_us:9.2f} us")
         yield {"table": name, "rows": size, "us": round(us, 2), "rule_us": round(rule_us, 2)}

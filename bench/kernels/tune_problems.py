@@ -30,15 +30,24 @@ from mla_router.worker.kernels.moe.quantized_experts import quantized_tiling
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
 from mla_router.worker.kernels.moe.tiling import MoeShape, Tile, default_tiling
 from mla_router.worker.kernels.quantize import quantize_rows_triton
-from mla_router.worker.kernels.quantized_linear import LARGE, Tiles, quantized_linear_triton, tiling
+from mla_router.worker.kernels.quantized_linear import (
+    LARGE,
+    LIBRARY_ROWS,
+    LIBRARY_ROWS_OF_LARGE,
+    Tiles,
+    quantized_linear_triton,
+    tiling,
+)
+from mla_router.worker.kernels.quantized_linear_hopper import in_ring
 from mla_router.worker.kernels.tuned import TunedTile, dense_name, kind_of, moe_name
 from mla_router.worker.kernels.weight import Quantized, Weight
 
 E4M3, BLOCK = torch.float8_e4m3fn, (128, 128)
 COLD_BYTES = 80 << 20  # of weights that take turns, so that none is in L2 when its turn comes
 FEW_ROWS = (4, 8, 16)
-DENSE_ROWS = (16, 32, 64, 128, 192)
-MOE_TOKENS = (1, 2, 8, 32, 64, 128, 256, 1024, 4096)
+DENSE_ROWS = (48, 64, 96, 128, 191)
+MOE_TOKENS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+DECODE_ROWS = 128  # most steps of a server have up to so many
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,11 @@ class Dense:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        is_large = self.shape.outputs * self.shape.inputs >= LARGE  # then the library's from 17 on
-        return tuple(rows for rows in self.rows if not is_large or rows <= 16)
+        """Other kernels of Hopper have the rest (`quantized_linear.py`): the ring's, and the library's for large weights."""
+        outputs, inputs = self.shape.outputs, self.shape.inputs
+        fewest = LIBRARY_ROWS_OF_LARGE if outputs * inputs >= LARGE else LIBRARY_ROWS
+        below = fewest if inputs % BLOCK[1] == 0 else max(self.rows) + 1
+        return tuple(rows for rows in self.rows if not in_ring(outputs, rows) and rows < below)
 
     def names(self, device: str) -> tuple[str, ...]:
         kind = kind_of(E4M3, BLOCK)

@@ -46,8 +46,12 @@ PRODUCER_REGISTERS = 24
 def suits_hopper(weight: Weight, rows: int) -> bool:
     """Whether `quantized_linear_hopper` serves a product of so many rows."""
     is_fp8 = weight.values.dtype == torch.float8_e4m3fn
-    fits = rows <= 32 or len(weight.values) <= MAX_OUTPUTS_OF_MANY_ROWS
-    return is_fp8 and rows <= MAX_ROWS and fits and is_hopper(weight.values.device)
+    return is_fp8 and in_ring(len(weight.values), rows) and is_hopper(weight.values.device)
+
+
+def in_ring(outputs: int, rows: int) -> bool:
+    """Whether the kernel is the fastest for so many rows, on an H200."""
+    return rows <= (32 if outputs > MAX_OUTPUTS_OF_MANY_ROWS else MAX_ROWS)
 
 
 def quantized_linear_hopper(x: Quantized, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:

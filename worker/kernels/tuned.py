@@ -2,7 +2,8 @@
 
 Names and fields are those of SGLang and vLLM. A file belongs to one kernel, shape and device, and maps numbers of rows to
 tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the
-file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied.
+file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied. An entry is
+null where no tiling was faster than the rules in the code, which also serve more rows than were tuned.
 
 `w8a8` kernels round activations, `w8a16` ones do not (`quantized_few_rows.py`: 0 stages are all weights at once).
 """
@@ -10,6 +11,7 @@ file of the experts' second product ends in `_down`. A file is read once, when t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -43,11 +45,12 @@ class TunedTile(msgspec.Struct, frozen=True, rename=NAMES, forbid_unknown_fields
 
 class Table(NamedTuple):
     rows: tuple[int, ...]  # ascending
-    tiles: tuple[TunedTile, ...]
+    tiles: tuple[TunedTile | None, ...]
 
-    def at(self, rows: int) -> TunedTile:
-        """Returns the tile of the next tuned number of rows, or of the largest one."""
-        return self.tiles[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
+    def at(self, rows: int) -> TunedTile | None:
+        """Returns the tile of the next tuned number of rows, or None for that of the code."""
+        index = bisect_left(self.rows, rows)
+        return self.tiles[index] if index < len(self.rows) else None
 
 
 def dense_name(outputs: int, inputs: int, device: str, kind: str) -> str:
@@ -68,7 +71,7 @@ def kind_of(dtype: torch.dtype, block: tuple[int, int], *, activations: int = 8)
 
 
 def dense_tile(weight: Weight, rows: int, *, activations: int = 8) -> TunedTile | None:
-    """Returns the tile of a product with a quantized dense weight, or None without a table."""
+    """Returns the tile of a product with a quantized dense weight, or None for that of the code."""
     outputs, inputs = weight.values.shape
     device, dtype = weight.values.device, weight.values.dtype
     table = _dense_table(outputs, inputs, device, dtype, weight.block, activations)
@@ -112,10 +115,10 @@ def read_table(name: str) -> Table | None:
     return Table(tuple(sorted(tiles)), tuple(tiles[rows] for rows in sorted(tiles)))
 
 
-def decode(text: bytes) -> dict[int, TunedTile]:
-    return msgspec.json.decode(text, type=dict[int, TunedTile], strict=False)
+def decode(text: bytes) -> dict[int, TunedTile | None]:
+    return msgspec.json.decode(text, type=dict[int, TunedTile | None], strict=False)
 
 
-def encode(tiles: dict[int, TunedTile]) -> bytes:
+def encode(tiles: Mapping[int, TunedTile | None]) -> bytes:
     ordered = {str(rows): tiles[rows] for rows in sorted(tiles)}
     return msgspec.json.format(msgspec.json.encode(ordered), indent=4) + b"\n"

@@ -61,7 +61,7 @@ def tuned_tiling(device: str, experts: int, width: int, kind: str, tokens: int) 
     if tables is None:
         return None
     gate_up, down = (table.at(tokens) for table in tables)
-    if tokens == 1 and gate_up.block_m != 1:
+    if gate_up is None or down is None or (tokens == 1 and gate_up.block_m != 1):
         return None
     return MoeTiling(gate_up.block_m, _tile(gate_up), _tile(down))
 
