@@ -26,8 +26,13 @@ from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
-from mla_router.worker.kernels.moe.quantized_experts import quantized_tiling
+from mla_router.worker.kernels.moe.quantized_experts import hopper_rows, quantized_tiling
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
+from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
+    NUM_WARPS,
+    down_hopper,
+    gate_up_hopper,
+)
 from mla_router.worker.kernels.moe.tiling import MoeShape, Tile, default_tiling
 from mla_router.worker.kernels.quantize import quantize_rows_triton
 from mla_router.worker.kernels.quantized_linear import (
@@ -273,7 +278,9 @@ class Moe:
     def rule(self, size: int) -> tuple[Job, ...]:
         shape = self.shape
         if self.dtype == E4M3:
-            tiles = quantized_tiling(size, shape.top_k, shape.experts)
+            sizes = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
+            pair = (Inputs("meta").weights(shape.experts, *each, dtype=E4M3)[0] for each in sizes)
+            tiles = quantized_tiling(size, shape.top_k, shape.total, hopper_rows(*pair))
         else:
             of_rank = MoeShape(shape.experts, shape.hidden, shape.width, self.dtype)
             tiles = default_tiling(of_rank, size, shape.top_k)
@@ -298,11 +305,11 @@ class Moe:
     def _gate_up(
         self, size: int, ids: Tensor, blocks: Blocks | None, job: Job, inputs: Inputs
     ) -> Callable[[Weight, TunedTile], object]:
-        del job
         hidden = self.shape.hidden
         if blocks is not None and self.dtype == E4M3:
             quantized = inputs.quantized(size, hidden)
-            return lambda w, tile: gate_up_quantized(quantized, w, blocks, _tile(tile))
+            gate_up = gate_up_hopper if job.tile.num_warps == NUM_WARPS else gate_up_quantized
+            return lambda w, tile: gate_up(quantized, w, blocks, _tile(tile))
         x = inputs.rows(size, hidden)
         if blocks is None:
             return lambda w, tile: gate_up_pairs(x, w.values, ids, _tile(tile))
@@ -316,7 +323,8 @@ class Moe:
         width = self.shape.width
         if blocks is not None and self.dtype == E4M3:
             rounded = inputs.quantized(rows, width, job.group)
-            return lambda w, tile: down_quantized(rounded, w, blocks, _tile(tile))
+            down = down_hopper if job.tile.num_warps == NUM_WARPS else down_quantized
+            return lambda w, tile: down(rounded, w, blocks, _tile(tile))
         gated = inputs.rows(rows, width)
         if blocks is None:
             shares = torch.empty(ids.shape, device=ids.device).fill_(0.1)

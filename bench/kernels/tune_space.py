@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Literal
 
+from mla_router.worker.kernels.moe import quantized_gemm_hopper as hopper
 from mla_router.worker.kernels.tuned import TunedTile
 
 Stage = Literal["dense", "few rows", "gate_up", "down"]
@@ -59,6 +60,12 @@ def candidates(stage: Stage, rows: int, inputs: int, number_bytes: int) -> Itera
     """Yields tilings with blocks of `rows` rows for a product with so many inputs."""
     if rows == 1:
         yield from _unsorted(stage, inputs)
+        return
+    if number_bytes == FP8 and rows == hopper.ROWS and stage != "dense":
+        # Triton's tiles of so many rows are slower than those of 64
+        columns = hopper.OUTPUTS * (1 if stage == "gate_up" else 2)
+        for group, stages in product((GROUP, 2 * GROUP), (3, 4)):
+            yield TunedTile(rows, columns, 128, group, hopper.NUM_WARPS, stages)
         return
     outputs, depths, all_warps, all_stages = SPACES[number_bytes][rows]
     for columns, depth, warps, stages in product(outputs, depths, all_warps, all_stages):

@@ -166,7 +166,7 @@ def test_experts(dtype: torch.dtype, block: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "block"), [(FP8, (128, 128)), (INT8, None)])
-@pytest.mark.parametrize("tokens", [1, 8, 200])
+@pytest.mark.parametrize("tokens", [1, 8, 200, 900])
 def test_experts_are_their_twins_on_a_cpu(
     dtype: torch.dtype, block: tuple[int, int] | None, tokens: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_experts_are_their_twins_on_a_cpu(
     assert relative_error(got.cpu(), expected.double()) < 2 * EXACT
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 128, 301])
+@pytest.mark.parametrize("tokens", [2, 17, 128, 301, 1200])
 def test_experts_take_quantized_rows(tokens: int) -> None:
     gate_up, down = experts(FP8, (128, 128))
     x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
@@ -202,7 +202,24 @@ def test_idle_rows_have_no_expert() -> None:
     assert relative_error(got, in_float64(x, gate_up, down, weights, ids)) < 2 * ROUNDED[FP8]
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 32, 300])
+@pytest.mark.parametrize("present", [0, 1, 40])
+def test_a_prompt_with_experts_of_other_ranks(present: int) -> None:
+    """Programs without a tile, and blocks that are mostly padding."""
+    gate_up, down = experts(FP8, (128, 128))
+    x = torch.randn(2000, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(2000, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+    ids = torch.where(ids < present, ids, -1)
+    weights = weights.masked_fill(ids < 0, 0)
+    got = moe_experts(x, gate_up, down, weights, ids)
+    if not present:
+        assert not got.any()
+    else:
+        expected = in_float64(x, gate_up, down, weights, ids)
+        assert relative_error(got, expected) < 2 * ROUNDED[FP8]
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 32, 300, 1000])
 def test_in_a_graph(tokens: int) -> None:
     gate_up, down = experts(FP8, (128, 128))
     dense = drawn_weight(HIDDEN, HIDDEN, device="cuda")

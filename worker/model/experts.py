@@ -32,8 +32,15 @@ class Experts(nn.Module):
     ) -> Tensor:
         """Returns the sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32, and of `plus`
         (`moe_experts`)."""
+        stack = self.gate_up_proj.shape.stack
         return moe_experts(
-            hidden_states, self.gate_up_proj.operand, self.down_proj.operand, weights, ids, plus
+            hidden_states,
+            self.gate_up_proj.operand,
+            self.down_proj.operand,
+            weights,
+            ids,
+            plus,
+            total=None if stack is None else stack.full,
         )
 
     def row_form(self, hidden_states: Tensor) -> RowForm:

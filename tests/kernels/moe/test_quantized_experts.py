@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.moe.experts import moe_experts
-from mla_router.worker.kernels.moe.quantized_experts import quantized_experts, quantized_tiling
+from mla_router.worker.kernels.moe.quantized_experts import (
+    hopper_rows,
+    quantized_experts,
+    quantized_tiling,
+)
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.weight import Weight
@@ -94,33 +98,42 @@ def test_pairs_without_an_expert_read_no_weights(dtype: torch.dtype) -> None:
     assert relative_error(got, expected) < 2e-3
 
 
-@pytest.mark.parametrize("dtype", [FP8, INT8])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "group"), [(1, EXPERTS, None), (7, EXPERTS, 128), (70, EXPERTS, 64)]
+    ("tokens", "width", "group", "dtype"),
+    [
+        *(
+            (*case, dtype)
+            for case in ((1, 144, None), (7, 144, 128), (70, 144, 64))
+            for dtype in (FP8, INT8)
+        ),
+        (140, 256, 128, FP8),  # Hopper's kernels for prompts
+    ],
 )
 def test_cpu_multiplies_the_numbers_of_the_kernels(
-    tokens: int, experts: int, group: int | None, dtype: torch.dtype
+    tokens: int, width: int, group: int | None, dtype: torch.dtype
 ) -> None:
     """One token is not quantized. The activations of more tokens are, and the results of gate and up as well, in groups of
     the kernel's tiles."""
     draw = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, HIDDEN, generator=draw) * 8
-    ids = torch.stack([torch.randperm(experts, generator=draw)[:TOP_K] for _ in range(tokens)])
+    ids = torch.stack([torch.randperm(EXPERTS, generator=draw)[:TOP_K] for _ in range(tokens)])
     ids[0, 1] = -1
     weights = torch.rand(tokens, TOP_K, generator=draw).masked_fill_(ids < 0, 0)
-    gate_up = drawn_weight(experts, 2 * WIDTH, HIDDEN, dtype=dtype, block=(16, 128))
-    down = drawn_weight(experts, HIDDEN, WIDTH, dtype=dtype)
+    block = (128, 128) if width % 128 == 0 else (16, 128)
+    gate_up = drawn_weight(EXPERTS, 2 * width, HIDDEN, dtype=dtype, block=block)
+    down = drawn_weight(EXPERTS, HIDDEN, width, dtype=dtype)
 
     def expected(gate_up: Weight, down: Weight, group: int | None) -> Tensor:
         """`in_float64`, with rows rounded in the groups of the kernels."""
         rows = x.double() if group is None else rounded(x, dtype)
+        ups, downs = numbers(gate_up), numbers(down)
         out = torch.zeros(x.shape, dtype=torch.float64)
         for token in range(tokens):
             for weight, expert in zip(weights[token].tolist(), ids[token].tolist(), strict=True):
-                gate, up = (numbers(gate_up)[expert] @ rows[token]).chunk(2)
+                gate, up = (ups[expert] @ rows[token]).chunk(2)
                 gated = (gate / (1 + (-gate).exp()) * up)[None]
                 operand = gated if group is None else rounded(gated.float(), dtype, group)
-                out[token] += weight * (numbers(down)[expert] @ operand[0])
+                out[token] += weight * (downs[expert] @ operand[0])
         return out
 
     got = moe_experts(x, gate_up, down, weights, ids.int())
@@ -131,12 +144,26 @@ def test_cpu_multiplies_the_numbers_of_the_kernels(
     assert relative_error(kept, expected(gate_up, down, None)) < 1e-5
 
 
+def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
+    """The numbers of rows that decide are those of an expert, whichever rank has it."""
+    tiles = [quantized_tiling(128, 8, experts, 80.0) for experts in (256, 32, 8)]
+    assert [tiling.rows for tiling in tiles] == [16, 64, 128]
+    draw = torch.Generator().manual_seed(2)
+    gate_up = drawn_weight(2, 512, HIDDEN, block=(128, 128))
+    down = drawn_weight(2, HIDDEN, 256)
+    x = torch.randn(140, HIDDEN, generator=draw)
+    ids, weights = torch.tensor([[0, 1]] * 140).int(), torch.rand(140, 2, generator=draw)
+    alone, shared = (moe_experts(x, gate_up, down, weights, ids, total=total) for total in (2, 4))
+    # In groups of 128 and of 64 columns
+    assert 1e-4 < relative_error(alone, shared.double()) < 0.1
+
+
 def launches() -> None:
     v2_lite, v3 = (64, 2048, 1408, 6), (256, 7168, 2048, 8)
     for (experts, hidden, width, top_k), dtype, counts in (
-        (v2_lite, FP8, (1, 8, 17, 4096)),
+        (v2_lite, FP8, (1, 8, 17, 512, 4096)),
         (v2_lite, INT8, (1, 17)),
-        (v3, FP8, (1, 17, 4096)),
+        (v3, FP8, (1, 17, 4096, 8192)),
     ):
         gate_up = meta_weight(experts, 2 * width, hidden, dtype)
         down = meta_weight(experts, hidden, width, dtype)
@@ -144,7 +171,7 @@ def launches() -> None:
             x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
             weights = torch.empty(tokens, top_k, device="meta")
             ids = weights.to(torch.int32)
-            tiling = quantized_tiling(tokens, top_k, experts)
+            tiling = quantized_tiling(tokens, top_k, experts, hopper_rows(gate_up, down))
             quantized_experts(x, gate_up, down, weights, ids, tiling=tiling)
 
 

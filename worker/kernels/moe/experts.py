@@ -49,6 +49,8 @@ def moe_experts(
     weights: Tensor,
     ids: Tensor,
     plus: Plus = None,
+    *,
+    total: int | None = None,
 ) -> Tensor:
     """Returns plus + the sum over k of weights[t, k] * expert ids[t, k] (x[t]), [T, N] in x's dtype.
 
@@ -56,7 +58,8 @@ def moe_experts(
     int32, distinct within a token. Id -1 with weight 0 stands for no expert. The sum is in float32 and in the order
     of k, so that a token's result does not depend on the other tokens of the batch (only on their number, by which
     the tiling is chosen). `plus` is a function whose result is [T, N] in x's dtype. It is called as late as
-    possible: it may wait for work that runs beside. Where `takes_shared`, `plus` may be weights.
+    possible: it may wait for work that runs beside. Where `takes_shared`, `plus` may be weights. `total` is the number of
+    experts of all ranks, among which a token chooses; by default E.
 
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
@@ -65,7 +68,7 @@ def moe_experts(
         x = dense_rows(x)
         if isinstance(plus, SharedWeights):
             plus = partial(_shared_torch, x, plus)
-        return quantized_experts_torch(x, gate_up, down, weights, ids, plus)
+        return quantized_experts_torch(x, gate_up, down, weights, ids, plus, total)
     tokens, hidden = x.shape
     experts, double, _ = gate_up.values.shape
     assert gate_up.values.shape == (experts, double, hidden) and down.values.shape == (
@@ -79,7 +82,7 @@ def moe_experts(
     if tokens and takes(x, gate_up, down):
         if isinstance(plus, SharedWeights):
             return quantized_experts(x, gate_up, down, weights, ids, shared=plus)
-        return quantized_experts(x, gate_up, down, weights, ids, plus)
+        return quantized_experts(x, gate_up, down, weights, ids, plus, total=total)
     x = dense_rows(x)
     ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     if on_gpu(x) and tokens:

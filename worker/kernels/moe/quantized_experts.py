@@ -1,20 +1,30 @@
 """The routed experts with quantized weights.
 
 One token streams the weights of its experts (`quantized_gemv.py`). More tokens are quantized and sorted by expert for
-grouped products (`quantized_gemm.py`). `quantized_experts_torch` multiplies the same numbers on a CPU.
+grouped products (`quantized_gemm.py`, and for prompts `quantized_gemm_hopper.py`). `quantized_experts_torch` multiplies
+the same numbers on a CPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.moe.align import blocks_for
 from mla_router.worker.kernels.moe.combine import combine, weighted_sum
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
+from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
+    NUM_WARPS,
+    ROWS,
+    down_hopper,
+    gate_up_hopper,
+    has_whole_tiles,
+)
 from mla_router.worker.kernels.moe.quantized_gemv import (
     down_pairs_quantized,
     gate_up_pairs_quantized,
@@ -33,6 +43,9 @@ from mla_router.worker.kernels.tuned import device_name, kind_of
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight, dense_rows
 
 MAX_SHARED_INPUTS = 4096
+# Of an expert, from which on the kernels of Hopper are faster on an H100: with few inputs, and with more
+HOPPER_ROWS, HOPPER_ROWS_OF_WIDE = 80, 200
+MAX_INPUTS_OF_FEW_ROWS = 4096
 
 
 def takes(x: Activations, gate_up: Weight, down: Weight) -> bool:
@@ -45,7 +58,7 @@ def row_form(x: Tensor, gate_up: Weight, down: Weight) -> RowForm:
     """Returns the form in which `moe_experts` takes as many rows as x [T, ...] has, of its dtype."""
     if not len(x) or gate_up.values.shape[2] < GROUP or not takes(x, gate_up, down):
         return PLAIN_ROWS
-    if _tiling(x, gate_up, top_k=1).rows == 1:
+    if _tiling(x, gate_up, down, top_k=1).rows == 1:
         return PLAIN_ROWS
     return RowForm(plain=False, quantized=gate_up.values.dtype)
 
@@ -72,13 +85,14 @@ def quantized_experts(
     plus: Callable[[], Tensor] | None = None,
     *,
     shared: SharedWeights | None = None,
+    total: int | None = None,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
     """`moe_experts` of at least one token. `shared`, for one token alone, stands for `plus`. `tiling` replaces
     `quantized_tiling`, for benchmarks."""
     ids = ids.contiguous()
     experts = len(gate_up.values)
-    tiling = tiling or _tiling(x, gate_up, ids.shape[1])
+    tiling = tiling or _tiling(x, gate_up, down, ids.shape[1], total)
     if tiling.rows == 1:
         x = dense_rows(x).contiguous()
         first, second = shared or (None, None)
@@ -88,8 +102,13 @@ def quantized_experts(
     assert shared is None, f"shared experts of {len(ids)} tokens"
     blocks = blocks_for(ids, experts, tiling.rows)
     rows = as_quantized(x, gate_up.values.dtype)
-    gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
-    out = down_quantized(gated, down, blocks, tiling.down)
+    if _is_of_hopper(tiling):
+        out = down_hopper(
+            gate_up_hopper(rows, gate_up, blocks, tiling.gate_up), down, blocks, tiling.down
+        )
+    else:
+        gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
+        out = down_quantized(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
 
 
@@ -100,6 +119,7 @@ def quantized_experts_torch(
     weights: Tensor,
     ids: Tensor,
     plus: Callable[[], Tensor] | None = None,
+    total: int | None = None,
 ) -> Tensor:
     """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in
     float32.
@@ -108,7 +128,7 @@ def quantized_experts_torch(
     time of a small step, and tens of gigabytes in DeepSeek-V3.
     """
     top_k, experts = ids.shape[1], len(gate_up.values)
-    tiling = quantized_tiling(len(x), top_k, experts)
+    tiling = quantized_tiling(len(x), top_k, total or experts, hopper_rows(gate_up, down))
     dtype = gate_up.values.dtype
     is_rounded = tiling.rows > 1 and all(map(_rounds_rows, (gate_up, down)))
     rows = round_rows(x, dtype) if is_rounded else x.float()
@@ -135,22 +155,42 @@ def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
     return functional.linear(rows, weight.expert(expert).dense(torch.float32).values.float())
 
 
-def _tiling(x: Activations, gate_up: Weight, top_k: int) -> MoeTiling:
+def _tiling(
+    x: Activations, gate_up: Weight, down: Weight, top_k: int, total: int | None = None
+) -> MoeTiling:
     """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`."""
     experts, double, _ = gate_up.values.shape
     kind = kind_of(gate_up.values.dtype, gate_up.block)
     tokens = x.shape[0]
+    hopper = hopper_rows(gate_up, down) if is_hopper(x.device) else math.inf
     found = tuned_tiling(device_name(x.device), experts, double // 2, kind, tokens)
-    return found or quantized_tiling(tokens, top_k, experts)
+    if found is not None and (hopper < math.inf or not _is_of_hopper(found)):
+        return found
+    return quantized_tiling(tokens, top_k, total or experts, hopper)
 
 
-def quantized_tiling(tokens: int, top_k: int, experts: int) -> MoeTiling:
-    """Returns fast tiles of sweeps with V2-Lite's and V3's experts: on an H100 for one token and blocks of fewer than 64
-    rows, else on an H200."""
+def _is_of_hopper(tiling: MoeTiling) -> bool:
+    return tiling.gate_up.num_warps == NUM_WARPS
+
+
+def hopper_rows(gate_up: Weight, down: Weight) -> float:
+    """Returns the rows of an expert from which on the kernels of `quantized_gemm_hopper.py` are faster."""
+    if not has_whole_tiles(gate_up, down):
+        return math.inf
+    return HOPPER_ROWS if gate_up.values.shape[2] <= MAX_INPUTS_OF_FEW_ROWS else HOPPER_ROWS_OF_WIDE
+
+
+def quantized_tiling(
+    tokens: int, top_k: int, experts: int, hopper_rows: float = math.inf
+) -> MoeTiling:
+    """Returns fast tiles of sweeps with V2-Lite's and V3's experts: on an H200 for blocks of 64 rows, else on an H100.
+    `experts`: of all ranks. `hopper_rows`: of Hopper's kernels, where they serve the experts."""
     if tokens == 1:
         gate_up = Tile(2, 512, num_warps=2, num_stages=4)
         return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
     if tokens * top_k <= 24 * experts:
         rows = 16 if tokens * top_k <= 12 * experts else 32
         return MoeTiling(rows, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(64, 128, 2, 4, 6))
+    if tokens * top_k >= hopper_rows * experts:
+        return MoeTiling(ROWS, Tile(128, 128, 16, NUM_WARPS, 4), Tile(256, 128, 8, NUM_WARPS, 4))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

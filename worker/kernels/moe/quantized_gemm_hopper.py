@@ -1,0 +1,374 @@
+"""The products of `quantized_gemm.py` for prompts, for Hopper's tensor cores (sm_90), in Gluon.
+
+With many rows an expert the tensor cores take the time, and reads of tiles from L2 if tiles are small. A tile is 128 rows x
+256 outputs, so that two reads serve as many products as possible: 128 outputs of gate and the same of up, or 256 of down.
+A program is twelve warps. Four copy tiles to a ring in shared memory: the weights by the tensor memory accelerator, the
+rows of tokens one by one. Two warpgroups multiply 64 rows each. While one adds a product times its scales to its sums in
+float32, the product of the other uses the tensor cores. There is one program for each multiprocessor, and each takes tile
+after tile: the next one arrives while results of the last one are written.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.moe.align import Blocks
+from mla_router.worker.kernels.moe.gemm_programs import block_and_column
+from mla_router.worker.kernels.moe.tiling import Tile
+from mla_router.worker.kernels.quantize import GROUP
+from mla_router.worker.kernels.weight import Quantized, Weight
+
+ROWS = 128  # of a block
+OUTPUTS = 128  # of each of the two weights of a tile: rows of a block of scales
+NUM_WARPS = 12  # tilings with so many are of these kernels
+LAG = 2  # steps whose rows are under way at once
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 216, 72  # of a thread
+
+
+def has_whole_tiles(gate_up: Weight, down: Weight) -> bool:
+    """Whether the kernels serve experts: FP8 in blocks of 128 x 128, and whole tiles."""
+    _, hidden, width = down.values.shape
+    return (
+        gate_up.values.dtype == down.values.dtype == torch.float8_e4m3fn
+        and gate_up.block == down.block == (OUTPUTS, GROUP)
+        and hidden % (2 * OUTPUTS) == 0
+        and width % OUTPUTS == 0
+    )
+
+
+def gate_up_hopper(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile) -> Quantized:
+    """`gate_up_quantized` with blocks of ROWS sorted rows, and groups of OUTPUTS columns."""
+    width = gate_up.values.shape[1] // 2
+    out = x.values.new_empty(blocks.intermediate_rows, width)
+    out_scales = x.scales.new_empty(len(out), width // OUTPUTS)
+    _launch(x, gate_up, blocks, tile, out, out_scales, columns=width // OUTPUTS)
+    return Quantized(out, out_scales, OUTPUTS, x.dtype)
+
+
+def down_hopper(gated: Quantized, down: Weight, blocks: Blocks, tile: Tile) -> Tensor:
+    """`down_quantized` with blocks of ROWS sorted rows."""
+    hidden = down.values.shape[1]
+    out = gated.values.new_empty(blocks.ids.numel(), hidden, dtype=gated.dtype)
+    _launch(gated, down, blocks, tile, out, None, columns=hidden // (2 * OUTPUTS))
+    return out
+
+
+def _launch(
+    x: Quantized,
+    weight: Weight,
+    blocks: Blocks,
+    tile: Tile,
+    out: Tensor,
+    out_scales: Tensor | None,
+    *,
+    columns: int,
+) -> None:
+    assert blocks.rows == ROWS and blocks.pairs is not None and x.group == GROUP, f"{blocks.rows=}"
+    assert weight.scales is not None and x.values.numel() < 1 << 31
+    _, outputs, inputs = weight.values.shape
+    matrix = TensorDescriptor.from_tensor(weight.values.flatten(0, 1), [OUTPUTS, GROUP], _layout())
+    programs = min(limits(x.values.device).multiprocessors, blocks.max_blocks * columns)
+    _grouped[(programs,)](
+        x.values,
+        x.scales,
+        matrix,
+        weight.scales,
+        out,
+        out_scales,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        blocks.ids.numel(),
+        tile.group_m,
+        *x.scales.stride(),
+        TOP_K=blocks.ids.shape[1],
+        INPUTS=inputs,
+        OUTPUTS_OF_EXPERT=outputs,
+        COLUMNS=columns,
+        ROWS=ROWS,
+        STAGES=tile.num_stages,
+        LAG=LAG,
+        CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+        PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        num_warps=4,
+    )
+
+
+@cache
+def _layout() -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([OUTPUTS, GROUP], gl.float8e4nv)
+
+
+@gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride"])
+def _grouped(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    out,
+    out_scales,
+    pairs,
+    experts,
+    block_count,
+    num_pairs,
+    group_m,
+    row_stride,
+    group_stride,
+    TOP_K: gl.constexpr,
+    INPUTS: gl.constexpr,
+    OUTPUTS_OF_EXPERT: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    ROWS: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAG: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
+    """With `out_scales` the rows of x are tokens', and the outputs of gate and up become one. Otherwise they are the blocks'
+    rows. Two weight tiles of a step are next to each other in the ring."""
+    barriers: gl.constexpr = mbarrier.MBarrierLayout()
+    OUTPUTS: gl.constexpr = weight.block_type.shape[0]
+    DEPTH: gl.constexpr = weight.block_type.shape[1]
+    weights = gl.allocate_shared_memory(weight.dtype, [STAGES * 2, OUTPUTS, DEPTH], weight.layout)
+    rows = gl.allocate_shared_memory(weight.dtype, [STAGES, ROWS, DEPTH], weight.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=2)  # the weights, and the rows
+        mbarrier.init(empty.index(stage), count=2)
+    ring = weights, rows, full, empty
+    work = pairs, experts, block_count, num_pairs, group_m
+    operands = ring, work, (x_scales, weight_scales, row_stride, group_stride), (out, out_scales)
+    gl.warp_specialize(
+        [
+            (_consume, (operands, 0, TOP_K, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
+            (_consume, (operands, 1, TOP_K, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
+            (
+                _produce,
+                (
+                    (ring, work, x, weight),
+                    out_scales is not None,
+                    TOP_K,
+                    INPUTS,
+                    OUTPUTS_OF_EXPERT,
+                    COLUMNS,
+                    LAG,
+                ),
+            ),
+        ],
+        [4, 4],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _existing(block, count):
+    """Returns the block, or another one if it is behind the last."""
+    return gl.maximum(gl.minimum(block, count - 1), 0)
+
+
+@gluon.jit
+def _tokens(pairs, block, row, num_pairs, TOP_K: gl.constexpr, ROWS: gl.constexpr):
+    """Returns the tokens of rows of a block, the first one for padding."""
+    pair = gl.load(pairs + block * ROWS + row)
+    return gl.where(pair < num_pairs, pair // TOP_K, 0)
+
+
+@gluon.jit
+def _produce(
+    operands,
+    GATED: gl.constexpr,
+    TOP_K: gl.constexpr,
+    INPUTS: gl.constexpr,
+    OUTPUTS_OF_EXPERT: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    LAG: gl.constexpr,
+):
+    """Copies the tiles of all steps. The rows of a step are announced when those of LAG more steps are under way."""
+    ring, work, x, weight = operands
+    weights, rows, full, empty = ring
+    pairs, experts, block_count, num_pairs, group_m = work
+    STAGES: gl.constexpr = rows.shape[0]
+    ROWS: gl.constexpr = rows.shape[1]
+    OUTPUTS: gl.constexpr = weights.shape[1]
+    DEPTH: gl.constexpr = weights.shape[2]
+    STEPS: gl.constexpr = INPUTS // DEPTH
+    OTHER: gl.constexpr = OUTPUTS_OF_EXPERT // 2 if GATED else OUTPUTS
+    TILE: gl.constexpr = OUTPUTS if GATED else 2 * OUTPUTS
+    copied: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
+    k = gl.arange(0, DEPTH, gl.SliceLayout(0, copied))
+    count = gl.load(block_count)
+    step = 0
+    tile = gl.program_id(0)
+    block, column = block_and_column(tile, count, COLUMNS, group_m)
+    if GATED:
+        token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
+    while tile < count * COLUMNS:
+        expert = gl.load(experts + block)
+        first = expert * OUTPUTS_OF_EXPERT + column * TILE
+        source = block * ROWS + row
+        if GATED:
+            source = token
+        x_at = gl.expand_dims(source * INPUTS, 1) + gl.expand_dims(k, 0)
+        tile += gl.num_programs(0)
+        block, column = block_and_column(tile, count, COLUMNS, group_m)
+        if GATED:  # known when the next tile begins
+            token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
+        for i in range(STEPS):
+            stage = step % STAGES
+            arrived = full.index(stage)
+            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(arrived, 2 * weight.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                weight, [first, i * DEPTH], arrived, weights.index(2 * stage)
+            )
+            tma.async_copy_global_to_shared(
+                weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
+            )
+            async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
+            async_copy.commit_group()
+            if step >= LAG:
+                _announce(full, step - LAG, LAG)
+            step += 1
+    for i in gl.static_range(LAG):
+        if step >= LAG - i:
+            _announce(full, step - LAG + i, LAG - 1 - i)
+
+
+@gluon.jit
+def _announce(full, step, UNDER_WAY: gl.constexpr):
+    """Says that the rows of a step have arrived, behind which UNDER_WAY steps are under way."""
+    STAGES: gl.constexpr = full.shape[0]
+    async_copy.wait_group(UNDER_WAY)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(full.index(step % STAGES))
+
+
+@gluon.jit
+def _consume(
+    operands,
+    HALF: gl.constexpr,
+    TOP_K: gl.constexpr,
+    INPUTS: gl.constexpr,
+    OUTPUTS_OF_EXPERT: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
+    """Multiplies the first or the last half of the rows of each tile, and stores the results."""
+    ring, work, scales, results = operands
+    weights, rows, full, empty = ring
+    pairs, experts, block_count, num_pairs, group_m = work
+    x_scales, weight_scales, row_stride, group_stride = scales
+    out, out_scales = results
+    GATED: gl.constexpr = out_scales is not None
+    STAGES: gl.constexpr = rows.shape[0]
+    ROWS: gl.constexpr = rows.shape[1]
+    OUTPUTS: gl.constexpr = weights.shape[1]
+    DEPTH: gl.constexpr = weights.shape[2]
+    STEPS: gl.constexpr = INPUTS // DEPTH
+    BLOCKS: gl.constexpr = OUTPUTS_OF_EXPERT // OUTPUTS  # of scales
+    OTHER: gl.constexpr = BLOCKS // 2 if GATED else 1
+    TILE: gl.constexpr = 1 if GATED else 2  # blocks of scales
+    PART: gl.constexpr = ROWS // 2
+    product: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
+    row = HALF * PART + gl.arange(0, PART, gl.SliceLayout(1, product))
+    count = gl.load(block_count)
+    step = 0
+    tile = gl.program_id(0)
+    nothing = gl.zeros([PART, OUTPUTS], gl.float32, product)
+    while tile < count * COLUMNS:
+        block, column = block_and_column(tile, count, COLUMNS, group_m)
+        expert = gl.load(experts + block)
+        source = block * ROWS + row
+        if GATED:
+            source = _tokens(pairs, block, row, num_pairs, TOP_K, ROWS)
+        scale_at = weight_scales + (expert * BLOCKS + column * TILE) * STEPS
+        x_scale_at = x_scales + source.to(gl.int64) * row_stride
+        first = gl.zeros([PART, OUTPUTS], gl.float32, product)
+        second = gl.zeros([PART, OUTPUTS], gl.float32, product)
+        x_scale = gl.load(x_scale_at)
+        first_scale = gl.load(scale_at)
+        second_scale = gl.load(scale_at + OTHER * STEPS)
+        for i in range(STEPS):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            operand = rows.index(stage).slice(HALF * PART, PART)
+            part = warpgroup_mma(
+                operand,
+                weights.index(2 * stage).permute((1, 0)),
+                nothing,
+                use_acc=False,
+                is_async=True,
+            )
+            # The scales of the next step arrive while the product is computed
+            ahead = gl.minimum(i + 1, STEPS - 1)
+            next_x_scale = gl.load(x_scale_at + ahead * group_stride)
+            next_first_scale = gl.load(scale_at + ahead)
+            next_second_scale = gl.load(scale_at + OTHER * STEPS + ahead)
+            part = warpgroup_mma_wait(0, deps=[part])
+            first += part * gl.expand_dims(x_scale * first_scale, 1)
+            part = warpgroup_mma(
+                operand,
+                weights.index(2 * stage + 1).permute((1, 0)),
+                nothing,
+                use_acc=False,
+                is_async=True,
+            )
+            part = warpgroup_mma_wait(0, deps=[part])
+            mbarrier.arrive(empty.index(stage))
+            second += part * gl.expand_dims(x_scale * second_scale, 1)
+            x_scale, first_scale, second_scale = next_x_scale, next_first_scale, next_second_scale
+            step += 1
+        if GATED:
+            _store_gated(
+                first, second, out, out_scales, block * ROWS + HALF * PART, column, COLUMNS
+            )
+        else:
+            at = pairs + block * ROWS + HALF * PART
+            _store_rows(first, out, at, num_pairs, column * 2 * OUTPUTS, OUTPUTS_OF_EXPERT)
+            _store_rows(second, out, at, num_pairs, (column * 2 + 1) * OUTPUTS, OUTPUTS_OF_EXPERT)
+        tile += gl.num_programs(0)
+
+
+@gluon.jit
+def _store_gated(gate, up, out, out_scales, first_row, column, COLUMNS: gl.constexpr):
+    """Stores silu(gate) * up, quantized as by `quantize.quantized`, with a scale for each row."""
+    gated = gate / (1 + gl.exp(-gate)) * up
+    largest = gl.maximum(gl.max(gl.abs(gated), 1), 1e-30)
+    scale = gl.div_rn(largest, gl.full_like(largest, 448.0))
+    inverse = gl.div_rn(gl.full_like(scale, 1.0), scale)
+    rounded = (gated * gl.expand_dims(inverse, 1)).to(out.dtype.element_ty)
+    row = first_row + gl.arange(0, gate.shape[0], scale.type.layout)
+    gl.store(out_scales + row.to(gl.int64) * COLUMNS + column, scale)
+    stored: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    row = (first_row + gl.arange(0, gate.shape[0], gl.SliceLayout(1, stored))).to(gl.int64)
+    at = column * gate.shape[1] + gl.arange(0, gate.shape[1], gl.SliceLayout(0, stored))
+    to = out + gl.expand_dims(row * (COLUMNS * gate.shape[1]), 1) + gl.expand_dims(at, 0)
+    gl.store(to, gl.convert_layout(rounded, stored))
+
+
+@gluon.jit
+def _store_rows(sums, out, pairs, num_pairs, first_column, N: gl.constexpr):
+    """Stores columns of the rows of pairs."""
+    stored: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    pair = gl.load(pairs + gl.arange(0, sums.shape[0], gl.SliceLayout(1, stored)))
+    at = first_column + gl.arange(0, sums.shape[1], gl.SliceLayout(0, stored))
+    to = out + gl.expand_dims(pair.to(gl.int64) * N, 1) + gl.expand_dims(at, 0)
+    result = gl.convert_layout(sums.to(out.dtype.element_ty), stored)
+    gl.store(to, result, gl.expand_dims(pair < num_pairs, 1))
