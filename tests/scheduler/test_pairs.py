@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
+from support.dp_schedulers import other_dp_rank
 from support.fake_engine import continuation, logprob
 from support.faulty_engine import FaultyEngine
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
@@ -33,6 +35,7 @@ class Scenario:
     capacity: Capacity = field(default_factory=lambda: Capacity(128, 4, 8, 80))
     settings: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, Any] = field(default_factory=dict)
+    has_dp_ranks: bool = False
 
     def set(self, rid: int, **changes: Any) -> None:
         request = self.requests[rid]
@@ -55,13 +58,15 @@ class Scenario:
             script.setdefault(at, []).append(request)
         for at, message in self.others.items():
             script.setdefault(at, []).append(message)
-        outcome = run(
-            script,
-            engine=engine,
-            capacity=self.capacity,
-            overlap=overlap,
-            **{"chunk_size": 64, **self.settings},
-        )
+        with other_dp_rank() if self.has_dp_ranks else nullcontext() as group:
+            outcome = run(
+                script,
+                engine=engine,
+                capacity=self.capacity,
+                overlap=overlap,
+                group=group,
+                **{"chunk_size": 64, **self.settings},
+            )
         return outcome, engine.plans
 
 
@@ -149,6 +154,10 @@ def steps_that_fail(scenario: Scenario) -> None:
     scenario.faults |= {"fail_forward": {3}, "fail_sample": {9}, "fail_wait": {15}}
 
 
+def dp_attention(scenario: Scenario) -> None:
+    scenario.has_dp_ranks = True
+
+
 def was_retracted(outcome: Run, _: list[StepPlan]) -> bool:
     return outcome.scheduler.stats().retracted > 0
 
@@ -178,6 +187,7 @@ FEATURES: dict[Callable[[Scenario], None], Callable[[Run, list[StepPlan]], bool]
     continuations: lambda o, _: len(o.channel.tokens("r5")) == 11,
     rows_without_token: some_end("error"),
     steps_that_fail: some_end("error"),
+    dp_attention: lambda _, plans: bool(plans[0].group and all(plans[0].group.rows)),
 }
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,8 +29,9 @@ from mla_router.worker.messages import (
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.lockstep import Lockstep
 from mla_router.worker.scheduler.scheduler import Scheduler
-from support.fake_engine import VOCAB, FakeEngine, FakeStep
+from support.fake_engine import VOCAB, FakeEngine, FakeStep, continuation
 from support.processes import EVENT_TIMEOUT_S, wait_until
+from support.scripted_scheduler import generate, run
 
 
 class GroupedEngine(FakeEngine):
@@ -150,6 +152,29 @@ def dp_schedulers(
         for one in ranks:
             one.join()
         assert all(one.engine.groups == ranks[0].engine.groups for one in ranks), "other steps"
+
+
+@contextmanager
+def other_dp_rank() -> Iterator[Lockstep]:
+    """Yields the side of DP rank 0 of an agreement. DP rank 1 has requests of its own in the first steps, and checks its
+    tokens at the end."""
+    asked = [generate(f"other {n}", [n, 7, n + 1] * 4, 10 + n, seed=n) for n in range(4)]
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=3, context_length=64)
+    with dp_groups(2) as groups, ThreadPoolExecutor(1) as pool:
+        mailboxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
+        own, other = (Lockstep(one, Heartbeat.create()) for one in mailboxes)
+        done = pool.submit(
+            run, {0: list(asked)}, engine=GroupedEngine(capacity, 1), capacity=capacity, group=other
+        )
+        try:
+            yield own
+            outcome = done.result(EVENT_TIMEOUT_S)
+        finally:  # without the sockets, the thread ends with an error
+            for one in mailboxes:
+                one.close()
+    for request in asked:
+        expected = continuation(request.prompt, request.sampling.max_tokens, request.sampling.seed)
+        assert outcome.channel.tokens(request.rid) == expected
 
 
 def wait_idle(ranks: list[DpScheduler]) -> None:

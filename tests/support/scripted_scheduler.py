@@ -19,6 +19,7 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
+from mla_router.worker.scheduler.lockstep import StepGroup
 from mla_router.worker.scheduler.scheduler import Scheduler
 from support.fake_engine import VOCAB, FakeEngine
 
@@ -101,10 +102,11 @@ def run(
     vocab_size: int = VOCAB,
     grammars: Grammars | None = None,
     measured: StepSeconds | None = None,
+    group: StepGroup | None = None,
     **settings: Any,
 ) -> Run:
     """Runs a scheduler over a script until it is idle, and checks its memory at every step. `measured`: the
-    times of the engine's first steps; `settings`: fields of WorkerConfig."""
+    times of the engine's first steps; `group`: the schedulers of other DP ranks; `settings`: fields of WorkerConfig."""
     capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     engine = engine or FakeEngine(capacity)
     channel = ScriptedChannel(dict(script))
@@ -119,6 +121,7 @@ def run(
         ),
         vocab_size=vocab_size,
         grammars=grammars,
+        group=group,
     )
     if measured is not None:
         scheduler.planner.step_time.calibrate(measured)
