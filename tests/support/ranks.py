@@ -114,6 +114,8 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
         group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
     else:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        # Binding memory to a multicast object waits for as many devices as there are ranks
+        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         group = map_mailboxes(rank, size, file, device)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
