@@ -211,7 +211,7 @@ def _check_dp_attention(
         (
             f"--nnodes {config.nnodes}",
             config.nnodes > 1,
-            "DP ranks are on one machine; leave it out",
+            "DP ranks are on one machine; leave one of both out",
         ),
         ("--enable-torch-compile", config.enable_torch_compile, "leave it out"),
         ("--use-ray", uses_ray, "DP ranks are on one machine; leave it out"),
