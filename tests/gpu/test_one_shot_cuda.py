@@ -1,4 +1,4 @@
-"""Collectives of few rows over the memory of GPUs: two processes on one GPU, and on two."""
+"""Collectives of few rows over the memory of GPUs: several processes on one GPU, and two on two GPUs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["one GPU", "GPUs"])
-def two(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    if request.param == "GPUs" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    processes = Ranks(2, f"mailboxes on {request.param}")
-    yield processes
+SIZES = [("GPUs", 2), ("one GPU", 2), ("one GPU", 4)]
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda param: f"{param[1]} ranks on {param[0]}")
+def group(request: pytest.FixtureRequest) -> Iterator[tuple[Ranks, int]]:
+    where, size = request.param
+    if where == "GPUs" and torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    processes = Ranks(size, f"mailboxes on {where}")
+    yield processes, size
     processes.close()
 
 
-def test_calls_of_changing_shapes(two: Ranks) -> None:
+def test_calls_of_changing_shapes(group: tuple[Ranks, int]) -> None:
+    ranks, size = group
     draw = random.Random(0)
-    shapes = [(1, 2048), (1, 7168), (128, 7168), (17, 512), (128, 2048), (3, 8)]
+    shapes = [(1, 2048), (1, 7168), (256 // size, 7168 // (size - 1)), (17, 512), (3, 8)]
     calls = [Call(draw.choice(OPS), *draw.choice(shapes), seed) for seed in range(80)]
-    for rank, results in enumerate(two.call(one_shot.on_a_gpu, calls, 0.004)):
+    for rank, results in enumerate(ranks.call(one_shot.on_a_gpu, calls, 0.004)):
         for call, got in zip(calls, results, strict=True):
-            for result, wanted in zip(got, expected(call, rank, 2, torch.bfloat16), strict=True):
+            for result, wanted in zip(got, expected(call, rank, size, torch.bfloat16), strict=True):
                 close = 0.02 if call.op == "sum_add_norm" else 0.0
                 torch.testing.assert_close(result, wanted, rtol=close, atol=close)
 
 
-def test_graphs_replayed_many_times(two: Ranks) -> None:
-    """Two processes on one GPU run by turns, so each call there takes milliseconds."""
-    assert two.call(one_shot.in_graphs, 300) == [(300, 0)] * 2
+def test_graphs_replayed_many_times(group: tuple[Ranks, int]) -> None:
+    """Processes on one GPU run by turns, so each call there takes milliseconds."""
+    ranks, size = group
+    assert ranks.call(one_shot.in_graphs, 300) == [(300, 0)] * size
