@@ -172,8 +172,15 @@ def test_a_killed_rank_ends_the_group_and_streams_go_on(
 
 
 @pytest.mark.slow
-def test_dp_ranks_of_two_ranks_each(small_worker: str) -> None:
-    flags = DP_2 | {"tp_size": 4}
-    with processes.server(dp_size=2, router_policy="round_robin", **flags) as server:
-        for seed in (7, 8):
-            compare(server.url, small_worker, seed=seed, count=16)
+@pytest.mark.parametrize("policy", ["round_robin", "cache_aware"])
+def test_200_random_requests(small_worker: str, policy: str) -> None:
+    """Of two DP ranks with two ranks each. A third of the clients also leaves another request early."""
+    flags = DP_2 | {"tp_size": 4, "ep_size": 4}
+    with processes.server(dp_size=2, router_policy=policy, **flags) as server:
+        compare(server.url, small_worker, seed=7, count=200)
+        wait_until(lambda: not any(map(running, processes.workers(server.url))), "all have ended")
+
+
+def running(worker: dict[str, Any]) -> int:
+    stats = processes.get_json(worker["url"] + "/get_server_info")["scheduler"]
+    return int(stats["running"] + stats["waiting"])
