@@ -13,6 +13,7 @@ import yaml
 
 from file_sizes import ROOT
 from mla_router._router import router_flags
+from mla_router.launch.arguments import launch_parser
 from mla_router.worker.__main__ import worker_parser
 from support import chart
 
@@ -51,6 +52,10 @@ def test_every_flag_in_the_templates_exists() -> None:
     assert {"nnodes", "node-rank", "dist-init-addr"} == chart.flags_in(chart.NODES)
     used = chart.flags_in(chart.WORKER) | chart.flags_in(chart.NODES)
     assert {f"--{name}" for name in used} - worker == set()
+    launcher = launch_parser(router_flags())._actions
+    known = {name for action in launcher for name in action.option_strings}
+    assert {"enable-dp-attention", "dp-size"} <= chart.flags_in(chart.DP_ATTENTION)
+    assert {f"--{name}" for name in chart.flags_in(chart.DP_ATTENTION)} - known == set()
     router = {flag["name"] for flag in router_flags()}
     assert {"service-discovery", "selector"} <= chart.flags_in(chart.ROUTER)
     assert chart.flags_in(chart.ROUTER) - router == set()
@@ -100,6 +105,7 @@ def test_the_values_fit_the_schema() -> None:
         ("worker.flags", {"tp-size": 2}, "tp-size"),  # the chart sets it
         ("worker.flags", {"api-key": "k"}, "api-key"),  # keys are in a Secret
         ("worker.tpSize", 0, "0"),
+        ("worker.dpAttention", 0, "0"),
         ("worker.device", "gpu", "gpu"),
         ("router.flags", {"policy": "best"}, "best"),
         ("router.flags", {"worker-api-key": "k"}, "worker-api-key"),

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from mla_router._router import ignored_router_flags, router_flags
+from mla_router.launch.arguments import parse
 from support.chart import CHART
 from support.kube_cluster import APISERVER, HELM, ROUTER, Cluster, Refused, cluster
 from support.processes import free_ports, status_of, wait_until
@@ -104,6 +106,25 @@ def test_several_nodes_are_a_leader_worker_set(apiserver: Cluster) -> None:
     for value, named in (
         ("worker.tpSize=3", "tpSize 3"),
         ("modelCache.kind=perWorker", "modelCache"),
+    ):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            render(f"--set={values},{value}")
+        assert named in refused.value.stderr
+
+
+def test_dp_ranks_are_behind_the_router_of_their_pod(apiserver: Cluster) -> None:
+    values = "worker.tpSize=8,worker.dpAttention=8,worker.flags.ep-size=8"
+    workers = find(render(f"--set={values}"), "StatefulSet")
+    assert lost(workers, apiserver.create(workers, dry_run=True)) == []
+    (container,) = workers["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "mla_router.launch_server"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    options = parse(container["args"], router_flags(), ignored_router_flags())
+    assert options.every_worker.attn_dp_size == options.every_worker.ep_size == 8
+    assert (options.host, options.port) == ("0.0.0.0", 31000)
+    for value, named in (
+        ("worker.dpAttention=3", "dpAttention 3"),
+        ("worker.nodes=2,modelCache.kind=shared", "worker.nodes"),
     ):
         with pytest.raises(subprocess.CalledProcessError) as refused:
             render(f"--set={values},{value}")

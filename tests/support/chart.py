@@ -14,7 +14,12 @@ from mla_router.worker.config import WorkerConfig
 CHART = ROOT / "deploy" / "helm" / "mla-router"
 TEMPLATES = {path.name: path.read_text() for path in sorted((CHART / "templates").iterdir())}
 # The templates with the command lines.
-ROUTER, WORKER, NODES = "router.yaml", "_worker.tpl", "_nodes.tpl"
+ROUTER, WORKER, NODES, DP_ATTENTION = (
+    "router.yaml",
+    "_worker.tpl",
+    "_nodes.tpl",
+    "_dp_attention.tpl",
+)
 SECRET = re.compile(r"(?<!tls)-key$")
 # `helm --set` passes fractions as strings.
 TYPES = {int: "integer", float: ["number", "string"], bool: "boolean", str: "string"}

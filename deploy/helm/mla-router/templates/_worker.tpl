@@ -25,11 +25,15 @@ spec:
     - name: worker
       image: {{ include "mla.image" (dict "root" .root "suffix" "") }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      {{- if eq (int $worker.dpAttention) 1 }}
       command: [python, -m, mla_router.launch_worker]
       args:
         - --host=0.0.0.0
         - --port=31000
         - --worker-id=$(POD_NAME)
+      {{- else }}
+      {{- include "mla.dpAttention" .root | trim | nindent 6 }}
+      {{- end }}
         - --device={{ $worker.device }}
         - --tp-size={{ $worker.tpSize }}
         {{- with $worker.modelPath }}
