@@ -17,12 +17,8 @@ from mla_router.worker.kernels.norm_linear import (
     norm_linear_triton,
     tiling,
 )
-from mla_router.worker.kernels.rms_norm import (
-    add_rms_norm_triton,
-    norm_rows_triton,
-    rms_norm_triton,
-)
-from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight, dense_rows
+from mla_router.worker.kernels.rms_norm import add_rms_norm_triton, rms_norm_triton
+from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight
 from support.quantized import FORMS, assert_in_form
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -106,26 +102,6 @@ def test_wider_products_are_not_rounded() -> None:
     assert normed is not None and normed.dtype == torch.float16 and got.dtype == torch.float32
     expected = normed.double() @ weight.double().T
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("constant", [True, False])
-def test_a_norm_before_the_sum(constant: bool) -> None:
-    """Bit for bit as the kernels that it joins; the weights of norms are float32."""
-    x, residual, scale, weight = inputs(37, 1000, torch.float16)
-    norms = scale.float(), scale.flip(0).float().contiguous()
-    got, total, _ = norm_linear_triton(
-        x,
-        residual,
-        norms[0],
-        EPS,
-        weight,
-        out_dtype=torch.float16,
-        constant=constant,
-        before=norms[1],
-    )
-    rows, expected_total = norm_rows_triton(x, residual, norms[0], EPS, PLAIN_ROWS, norms[1])
-    assert torch.equal(total, expected_total)
-    assert torch.equal(got, linear_triton(dense_rows(rows), weight, out_dtype=torch.float16))
 
 
 @pytest.mark.parametrize("form", FORMS)

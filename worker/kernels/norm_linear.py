@@ -24,7 +24,7 @@ from mla_router.worker.kernels.quantize import empty_rows, store_quantized
 from mla_router.worker.kernels.quantize import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.quantized_gemv import MAX_NORM_INPUTS, norm_gemv_triton
 from mla_router.worker.kernels.quantized_linear import row_form
-from mla_router.worker.kernels.rms_norm import norm_rows, normalized, same_kind
+from mla_router.worker.kernels.rms_norm import norm_rows, normalized
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 from mla_router.worker.kernels.weight import Activations, RowForm, Weight
 
@@ -55,13 +55,12 @@ def norm_linear(
     *,
     out_dtype: torch.dtype | None = None,
     keep: RowForm | None = None,
-    before: Tensor | None = None,
 ) -> NormLinear:
     """Returns rms_norm(x + residual) @ weight.T, the sum, and the normalized rows in the form `keep`, for other products.
 
     x and residual [T, K], norm_weight [K] and weight [N, K], the plain ones of one dtype, to which sum and normalized
-    row are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same. norm_weight may also be
-    float32. If the weight is constant, so is norm_weight. `before` [K]: as of `norm_rows`, constant as well.
+    row are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same. If the weight is
+    constant, so is norm_weight.
 
     The definition is one op after the other. That is what runs wherever no kernel does both.
     """
@@ -76,16 +75,14 @@ def norm_linear(
             out_dtype=out_dtype,
             keep=keep,
             constant=weight.constant,
-            before=before,
         )
-    if len(x) == 1 and keep is None and before is None and joins_quantized(x, weight):
+    if len(x) == 1 and keep is None and joins_quantized(x, weight):
         product, total = norm_gemv_triton(
             x, residual, norm_weight, eps, weight, out_dtype=out_dtype
         )
         return NormLinear(product, total, None)
     form = row_form(x, weight)
-    wanted = form | keep if keep else form
-    normed, total = norm_rows(x, residual, norm_weight, eps, wanted, before)
+    normed, total = norm_rows(x, residual, norm_weight, eps, form | keep if keep else form)
     product = linear(normed, weight, out_dtype=out_dtype)
     return NormLinear(product, total, normed if keep else None)
 
@@ -127,7 +124,6 @@ def norm_linear_triton(
     out_dtype: torch.dtype,
     keep: RowForm | None = None,
     constant: bool = False,
-    before: Tensor | None = None,
     tiles: tuple[int, int] | None = None,
 ) -> NormLinear:
     """Takes at most MAX_ROWS rows of MAX_INPUTS inputs. x and residual may be views, contiguous in the last axis. With
@@ -141,9 +137,7 @@ def norm_linear_triton(
         and other.shape == x.shape
         and norm_weight.shape == (inputs,)
         and weight.shape == (outputs, inputs)
-        and x.dtype == other.dtype == weight.dtype
-        and norm_weight.dtype in (x.dtype, torch.float32)
-        and (before is None or (residual is not None and same_kind(before, norm_weight)))
+        and x.dtype == other.dtype == norm_weight.dtype == weight.dtype
         and x.stride(1) == other.stride(1) == norm_weight.stride(0) == 1
         and weight.is_contiguous()
     ), (
@@ -157,7 +151,6 @@ def norm_linear_triton(
     kept = normed if quantized is None else quantized
     if rows >= BLOCKS_FROM and tiles is None:
         assert inputs <= SHORT_INPUTS, f"{rows} rows of {inputs}: programs have whole rows"
-        assert before is None, f"{rows} rows: a norm before the sum"
         norm_linear_blocks.launch(
             x,
             residual,
@@ -176,7 +169,6 @@ def norm_linear_triton(
         x,
         other,
         norm_weight,
-        before,
         weight,
         product,
         total,
@@ -199,13 +191,12 @@ def norm_linear_triton(
     return NormLinear(product, total, kept)
 
 
-@reads_early({"AHEAD": ("weight", "norm_weight", "before")})
+@reads_early({"AHEAD": ("weight", "norm_weight")})
 @triton.jit(do_not_specialize=["group_stride"])
 def _norm_linear_kernel(
     x,
     residual,
     norm_weight,
-    before,
     weight,
     product,
     total,
@@ -233,16 +224,12 @@ def _norm_linear_kernel(
         wait_for_previous()
     w = tl.load(weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first")
     scale = tl.load(norm_weight + column, inside, other=0.0)
-    if before is not None:
-        first_scale = tl.load(before + column, inside, other=0.0)
     if AHEAD:
         wait_for_previous()
     values = tl.load(x + row * x_stride + column, inside, other=0.0)
     if ADD:
         more = tl.load(residual + row * residual_stride + column, inside, other=0.0)
     once = inside & (block == 0)
-    if before is not None:
-        values = normalized(values, first_scale, eps, INPUTS)
     if ADD:
         values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
         tl.store(total + row * INPUTS + column, values, once)

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 _BLOCK = 2048
@@ -16,7 +15,7 @@ _BLOCK = 2048
 def softcap_(x: Tensor, cap: float) -> Tensor:
     """Caps the float32 numbers of `x`, which is contiguous, in place, and returns it."""
     assert x.dtype == torch.float32 and x.is_contiguous(), f"{x.dtype}, strides {x.stride()}"
-    return softcap_triton_(x, cap) if on_gpu(x) else x.copy_(softcapped_torch(x, cap))
+    return softcap_triton_(x, cap) if x.is_cuda else x.copy_(softcapped_torch(x, cap))
 
 
 def softcapped_torch(x: Tensor, cap: float | None) -> Tensor:

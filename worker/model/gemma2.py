@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.norm_linear import norm_linear
 from mla_router.worker.kernels.rms_norm import norm_rows
 from mla_router.worker.kernels.softcap import softcap_
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, dense_rows
@@ -116,26 +115,13 @@ class Gemma2Norm(RMSNorm):
     def add_and_project(
         self, projection: Linear, hidden_states: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if projection.bias is not None:
-            rows, total = self.add_for(projection.row_form(hidden_states), hidden_states, residual)
-            return projection(rows), total
-        summed = self.sum(hidden_states, residual)
-        projected, total, _ = norm_linear(
-            summed,
-            residual,
-            self.weight,
-            self.eps,
-            projection.operand,
-            before=self._before_weight(residual),
-        )
-        return projected, total
+        # Two norms in every program of the product take longer than a launch
+        rows, total = self.add_for(projection.row_form(hidden_states), hidden_states, residual)
+        return projection(rows), total
 
     def add_for(
         self, form: RowForm, hidden_states: Tensor, residual: Tensor | None
     ) -> tuple[Activations, Tensor]:
         summed = self.sum(hidden_states, residual)
-        before = self._before_weight(residual)
+        before = None if residual is None else self._before[0].weight
         return norm_rows(summed, residual, self.weight, self.eps, form, before)
-
-    def _before_weight(self, residual: Tensor | None) -> Tensor | None:
-        return None if residual is None else self._before[0].weight
