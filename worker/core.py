@@ -70,6 +70,54 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
 
+class ImageKind(StrEnum):
+    TILED = "tiled"  # one image of any resolution: a small copy of it, then tiles
+    SINGLE = "single"  # one of several images: one tile
+    VIDEO = "video"  # its tiles are frames
+
+
+class ImageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The images that a model takes."""
+
+    image_token: int  # id of the placeholder of an image
+    video_token: int
+    tile_tokens: int  # placeholders of a tile
+    aspect_ratio: str  # the rule for the number of tiles, in transformers' words
+
+
+class ImageInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image or a video without its pixels."""
+
+    # A hash of the content beyond the vocabulary: the token id of its placeholders in prefix caches
+    key: int
+    kind: ImageKind
+    num_tokens: int  # placeholders
+    num_tiles: int
+    height: int  # pixels of the original
+    width: int
+    # The tower takes (value * scale - mean) / std of each colour
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class ImagePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Consecutive tiles of an image. Its parts are encoded in order."""
+
+    info: ImageInfo
+    tiles: bytes  # [N, 3, tile_size, tile_size] uint8
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Rows of a chunk that are placeholders of an image."""
+
+    row: int  # the first, within the chunk
+    key: int  # `ImageInfo.key`
+    start: int  # placeholders of the image before the first row
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A request that takes a slot: its first chunk is in this step.
@@ -97,6 +145,7 @@ class PrefillChunk:
     is_last: bool  # the request's known tokens end here, so this step samples the next token
     logprob_start: int = 0
     logprob_tokens: tuple[int, ...] = ()
+    images: tuple[ImageRows, ...] = ()  # rows whose embeddings are those of images
 
 
 class RowKind(IntEnum):
@@ -126,6 +175,10 @@ class StepPlan:
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
     group: GroupStep | None = None  # with DP attention
+
+    @property
+    def has_images(self) -> bool:
+        return any(chunk.images for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:
@@ -208,6 +261,8 @@ class Capacity:
     num_slots: int  # most requests in a batch
     context_length: int  # most tokens of one request, prompt and output
     tokens_per_row: int = 1  # most tokens that a decode row gives in one step
+    image_tokens: int = 0  # most embeddings of images on the device; 0: the model takes no images
+    image_tiles: int = 1  # most tiles of one batch of the vision tower
 
     @property
     def max_total_tokens(self) -> int:
@@ -226,6 +281,14 @@ class PendingStep(Protocol):
         ...
 
 
+class PendingImages(Protocol):
+    """A launched batch of the vision tower."""
+
+    def done(self) -> bool:
+        """Returns whether steps that need the images would not wait for them."""
+        ...
+
+
 class StepEngine(Protocol[ForwardOutput]):
     """Launches the two halves of a step on the device.
 
@@ -241,6 +304,11 @@ class StepEngine(Protocol[ForwardOutput]):
     def sample(
         self, forward_output: ForwardOutput, masks: TokenMasks | None = None
     ) -> PendingStep: ...
+
+    def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> PendingImages:
+        """Launches the vision tower for `parts`, beside the steps, and drops the images of the keys `dropped`. Chunks may
+        name an image after all its parts are done."""
+        ...
 
     def is_usable_after(self, error: Exception) -> bool:
         """Returns whether later steps may succeed after a step raised `error`."""

@@ -11,7 +11,7 @@ from typing import Literal, Union
 
 import msgspec
 
-from mla_router.worker.core import Logprobs, SamplingParams
+from mla_router.worker.core import ImageFormat, ImageInfo, Logprobs, SamplingParams
 
 
 def scheduler_socket(folder: Path | str) -> str:
@@ -38,6 +38,20 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     source: str  # the JSON schema {} allows any JSON
 
 
+class Image(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image or a video, resized and cut into tiles."""
+
+    info: ImageInfo
+    tiles: bytes  # [num_tiles, 3, tile_size, tile_size] uint8
+
+
+class PlacedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image in a prompt, whose placeholders are `info.num_tokens` tokens from `start` on."""
+
+    image: Image
+    start: int
+
+
 class Generate(Message, frozen=True):
     """Generates tokens after `prompt` and `output`, until there are `max_tokens` tokens of output.
 
@@ -53,6 +67,7 @@ class Generate(Message, frozen=True):
     priority: int = 0  # higher priorities come first, with --enable-priority-scheduling
     grammar: Grammar | None = None
     server: int = 0
+    images: list[PlacedImage] = []  # in order
 
 
 class Abort(Message, frozen=True):
@@ -117,6 +132,7 @@ class Ready(Message, frozen=True):
     dtype: str
     kv_cache_dtype: str
     attention_backend: str
+    images: ImageFormat | None = None  # None: the model takes none
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,6 +16,10 @@ from mla_router.worker.model.config.context_length import choose_context_length
 logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 65536
+# Embeddings of images on the device, 470 MB with 7B parameters: those of 10 to 90 images
+_IMAGE_TOKENS = 65536
+# Tiles of one batch of the vision tower. On a CPU each takes a second with the published weights
+_IMAGE_TILES = 16
 _GIB = 1 << 30
 # For allocations of libraries, and for memory that is lost between tensors of different sizes
 _SPARE = 3 * _GIB // 4
@@ -29,6 +33,7 @@ def plan_capacity(
     *,
     working_bytes: int = 0,
     group: Group | None = None,
+    takes_images: bool = False,
 ) -> Capacity:
     """Sizes the KV cache and the batch. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of
     the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size of the rank with the
@@ -49,7 +54,13 @@ def plan_capacity(
             f"no room for KV cache ({token_bytes} bytes a token): raise --mem-fraction-static or "
             f"--max-total-tokens, or lower --page-size"
         )
-    capacity = Capacity(num_pages, config.page_size, config.max_running_requests, context_length)
+    capacity = Capacity(
+        num_pages,
+        config.page_size,
+        config.max_running_requests,
+        context_length,
+        **image_sizes(device, context_length, takes_images=takes_images),
+    )
     logger.info(
         "KV cache: %s, %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
         "%d tokens each",
@@ -62,3 +73,11 @@ def plan_capacity(
         min(context_length, capacity.max_total_tokens),
     )
     return capacity
+
+
+def image_sizes(device: torch.device, context_length: int, *, takes_images: bool) -> dict[str, int]:
+    """Returns the fields of a Capacity that are about images."""
+    if not takes_images:
+        return {}
+    tiles = 1 if device.type == "cpu" else _IMAGE_TILES
+    return {"image_tokens": max(_IMAGE_TOKENS, context_length), "image_tiles": tiles}

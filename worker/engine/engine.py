@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, GroupStep, StepPlan, TokenMasks
+from mla_router.worker.core import Capacity, GroupStep, ImagePart, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy, AsyncCopyBuffers
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.head import Head
+from mla_router.worker.engine.images import EncodedImages
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import choose_runner, fits_decode_graph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
@@ -137,6 +138,10 @@ class Engine:
         return self._copies.start(
             forward.plan, tokens, logprobs, forward.prompt_logprobs, began=forward.began
         )
+
+    @torch.inference_mode()
+    def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> EncodedImages:
+        return self.forward_pass.images.encode(parts, dropped)
 
     def is_usable_after(self, error: Exception) -> bool:
         # A failed kernel makes the CUDA context unusable, and every later call raises an error. Exhausted memory does

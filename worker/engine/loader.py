@@ -11,7 +11,7 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.model_attention import ModelAttention
-from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.engine.capacity import image_sizes, plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
@@ -78,9 +78,15 @@ def load_engine(
     )
     if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
         count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
+    takes_images = model.vision is not None
     if device.type == "cpu":
         capacity = plan_capacity(
-            config, model.config, kv_cache_dtype, device, group=groups.attention
+            config,
+            model.config,
+            kv_cache_dtype,
+            device,
+            group=groups.attention,
+            takes_images=takes_images,
         )
         return Engine(
             model,
@@ -91,7 +97,8 @@ def load_engine(
             kv_cache_dtype=kv_cache_dtype,
         )
 
-    shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
+    images = image_sizes(device, context_length, takes_images=takes_images)
+    shape = Capacity(0, config.page_size, config.max_running_requests, context_length, **images)
     working = measure_working_memory(
         model,
         shape,
@@ -104,11 +111,13 @@ def load_engine(
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
-        "GPU memory: weights %.2f GiB, request slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
+        "GPU memory: weights %.2f GiB, request slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB, "
+        "images %.2f GiB",
         weights / _GIB,
         working.tables / _GIB,
         working.step / _GIB,
         working.graphs / _GIB,
+        working.images / _GIB,
     )
     capacity = plan_capacity(
         config,
@@ -117,6 +126,7 @@ def load_engine(
         device,
         working_bytes=working.total,
         group=groups.attention,
+        takes_images=takes_images,
     )
     engine = Engine(
         model,

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.core import (
+    Admitted,
+    Capacity,
+    ImageInfo,
+    ImageKind,
+    ImagePart,
+    PrefillChunk,
+    SamplingParams,
+    StepPlan,
+)
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
@@ -52,10 +61,11 @@ class WorkingMemory:
     tables: int  # page tables and sampling state of the request slots
     step: int  # activations and sampling of the largest step
     graphs: int  # CUDA graphs
+    images: int  # embeddings of images, and a batch of the vision tower
 
     @property
     def total(self) -> int:
-        return self.tables + self.step + self.graphs
+        return self.tables + self.step + self.graphs + self.images
 
 
 def measure_working_memory(
@@ -113,9 +123,26 @@ def measure_working_memory(
         exchange = Exchange(None, group, (rows,) * group.size)
         model.logits(model.model.finish(hidden_states, hidden_states, exchange=exchange))
     graphs = _graph_bytes(engine, graph_sizes, device)
+    images = _image_bytes(engine)
     del engine
     _free()
-    return WorkingMemory(tables, step, graphs)
+    return WorkingMemory(tables, step, graphs, images)
+
+
+def _image_bytes(engine: Engine) -> int:
+    """Returns the bytes of all images that are kept, and of the largest batch of the tower, which runs beside a step."""
+    vision, capacity, device = engine.model.vision, engine.capacity, engine.device
+    if vision is None:
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    reserved = torch.cuda.memory_reserved(device)
+    tiles = capacity.image_tiles
+    info = ImageInfo(0, ImageKind.TILED, 0, tiles + 1, 1, 1, 1.0, (0.0,) * 3, (1.0,) * 3)
+    engine.encode((ImagePart(info, bytes(tiles * 3 * vision.tile_size**2)),), ())
+    torch.cuda.synchronize(device)
+    batch = torch.cuda.max_memory_reserved(device) - reserved
+    return batch + capacity.image_tokens * engine.model.config.hidden_size * engine.dtype.itemsize
 
 
 def _free() -> None:

@@ -25,6 +25,8 @@ class ForwardBatch:
     num_decodes: int  # rows that are one token of a request each; the other rows are chunks
     attention: Sequence[StepAttention]  # indexed by the layer's `ModelConfig.attention_index`
     exchange: Exchange | None = None  # with other DP ranks
+    # Runs of rows whose embeddings are not those of their tokens: the first row, and the embeddings [rows, hidden_size]
+    embedded: Sequence[tuple[int, Tensor]] = ()
 
     @property
     def is_decode(self) -> bool:

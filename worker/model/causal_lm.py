@@ -16,6 +16,7 @@ from mla_router.worker.model.decoder import Decoder
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.shard import Extent, cut
+from mla_router.worker.model.vision import VisionEncoder
 
 
 class CausalLM(nn.Module):
@@ -23,6 +24,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.model = model
+        self.vision: VisionEncoder | None = None  # of a model that takes images
         # Of the ranks that have parts of the model, and the rows of the head on this rank
         self.groups = ONE_RANK
         self.vocabulary = Extent.whole(config.vocab_size)
@@ -33,6 +35,10 @@ class CausalLM(nn.Module):
         self.lm_head = (
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )
+
+    def own_name(self, name: str) -> str:
+        """Returns the name here of the tensor `name` of a checkpoint."""
+        return name
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:

@@ -37,7 +37,7 @@ def fill_dummy(model: nn.Module) -> None:
             continue
         seeded(path)
         for parameter in module.parameters(recurse=False):
-            if isinstance(module, RMSNorm):
+            if isinstance(module, (RMSNorm, nn.LayerNorm)) and parameter is module.weight:
                 parameter.fill_(1.0)
             elif parameter.ndim == 1:
                 parameter.zero_()

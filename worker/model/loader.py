@@ -104,7 +104,7 @@ def _load(
     if dummy:
         fill_dummy(built)
     else:
-        load_weights(built, folder, unused)
+        load_weights(built, folder, unused, built.own_name if isinstance(built, CausalLM) else str)
     after_load(built, dtype)
     read_kv_scales(built)
     return built.eval()

@@ -10,12 +10,14 @@ from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
 from mla_router.worker.model.gemma2 import Gemma2ForCausalLM
 from mla_router.worker.model.llama import LlamaForCausalLM
+from mla_router.worker.model.llava_onevision import LlavaOnevisionForConditionalGeneration
 
 MODELS: dict[str, Callable[[Any], CausalLM]] = {
     "DeepseekV2ForCausalLM": DeepseekForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "Gemma2ForCausalLM": Gemma2ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "LlavaOnevisionForConditionalGeneration": LlavaOnevisionForConditionalGeneration,
     "Qwen2ForCausalLM": LlamaForCausalLM,
 }
 

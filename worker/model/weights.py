@@ -44,9 +44,14 @@ class FileCopy:
     num_bytes: int  # copied
 
 
-def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool]) -> None:
-    """Copies every weight of the checkpoint in `folder` to `model`. Tensors whose name `is_unused` are skipped.
-    Raises ModelError."""
+def load_weights(
+    model: nn.Module,
+    folder: Path,
+    is_unused: Callable[[str], bool],
+    own_name: Callable[[str], str] = str,
+) -> None:
+    """Copies every weight of the checkpoint in `folder` to `model`. `own_name` is the model's name of a tensor, by default
+    that of the checkpoint. Tensors whose own name `is_unused` are skipped. Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(weight_mapping(model))
     total = sum(file.stat().st_size for file in files)
@@ -57,7 +62,7 @@ def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool
         lock = threading.Lock()  # tqdm counts without one
 
         def copy(file: Path) -> FileCopy:
-            return copy_file(file, wanted, is_unused, progress=advance)
+            return copy_file(file, wanted, is_unused, own_name, progress=advance)
 
         def advance(num_bytes: int) -> None:
             with lock:
@@ -80,15 +85,17 @@ def copy_file(
     file: Path,
     wanted: Mapping[str, Shard],
     is_unused: Callable[[str], bool],
+    own_name: Callable[[str], str] = str,
     *,
     progress: Callable[[int], None],
 ) -> FileCopy:
     """Copies the tensors of `file` to the shards that `wanted` has under their names, and reports the bytes of each
     tensor to `progress`. Raises ModelError if the file cannot be read."""
     names, mistakes, num_bytes = set[str](), list[tuple[str, str]](), 0
-    for name, tensor in read_tensors(file):
+    for found, tensor in read_tensors(file):
+        name = own_name(found)
         shard = wanted.get(name)
-        where = f"{name} {list(tensor.shape)} in {file.name}"
+        where = f"{found} {list(tensor.shape)} in {file.name}"
         if shard is None:
             # transformers writes empty shared experts for a model without shared experts
             if tensor.numel() and not is_unused(name):

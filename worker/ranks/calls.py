@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import msgspec
 
-from mla_router.worker.core import StepPlan, TokenMasks
+from mla_router.worker.core import ImagePart, StepPlan, TokenMasks
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.errors import CallError
 
@@ -59,9 +59,16 @@ class Sample(Call, frozen=True):
     masks: Masks | None = None
 
 
-EngineCall = Union[Forward, Sample]  # noqa: UP007 (msgspec)
+class Encode(Call, frozen=True):
+    """Calls `encode`."""
+
+    parts: tuple[ImagePart, ...]
+    dropped: tuple[int, ...]
+
+
+EngineCall = Union[Forward, Sample, Encode]  # noqa: UP007 (msgspec)
 # The methods of an engine that change its state during serving, and their calls.
-ENGINE_CALLS: dict[str, type[Call]] = {"forward": Forward, "sample": Sample}
+ENGINE_CALLS: dict[str, type[Call]] = {"forward": Forward, "sample": Sample, "encode": Encode}
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(EngineCall)

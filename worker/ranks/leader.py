@@ -9,12 +9,14 @@ import numpy as np
 from mla_router.worker.core import (
     Capacity,
     ForwardOutput,
+    ImagePart,
+    PendingImages,
     PendingStep,
     StepEngine,
     StepPlan,
     TokenMasks,
 )
-from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample
+from mla_router.worker.ranks.calls import Encode, EngineCall, Forward, Masks, Sample
 
 
 class Sender(Protocol):
@@ -42,6 +44,10 @@ class Leader(Generic[ForwardOutput]):
         else:
             self._sender.send(Sample(Masks.of(masks)), masks.bits)
         return self._engine.sample(forward_output, masks)
+
+    def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> PendingImages:
+        self._sender.send(Encode(parts, dropped))
+        return self._engine.encode(parts, dropped)
 
     def is_usable_after(self, error: Exception) -> bool:
         # The other ranks may have run the step, or wait for this one in an exchange.

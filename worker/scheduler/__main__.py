@@ -107,6 +107,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
             dtype=str(engine.dtype).removeprefix("torch."),
             kv_cache_dtype=str(engine.kv_cache_dtype).removeprefix("torch."),
             attention_backend=engine.attention.name,
+            images=None if engine.model.vision is None else engine.model.vision.format,
         )
     )
     # All objects so far are permanent: later garbage collections in the middle of a step skip them.

@@ -175,7 +175,8 @@ class Planner:
             chunks=tuple(chunks),
             page_writes=tuple(writes),
             admitted=tuple(
-                Admitted(r.slot, r.sampling, r.prompt, r.context[len(r.prompt) :]) for r in admitted
+                Admitted(r.slot, r.sampling, r.model_prompt, r.context[len(r.prompt) :])
+                for r in admitted
             ),
         )
         sampled = decodes + [r for r in prefills if r.state is State.DECODE]

@@ -1,12 +1,14 @@
 """A request inside the scheduler: its state, its tokens, its slot and its pages.
 
+    ENCODING --images--> COMPILING or WAITING
+
     COMPILING --grammar--> WAITING --admit--> PREFILL --last chunk launched--> DECODE
         |                   | ^                  | ^                            |
         |                   | |                  | `---------- jump ------------|
         |                   | `------------------+---------- retract -----------|
         `-------------------`--------------------+---------- finish ------------+--> FINISHED
 
-A request without a grammar starts as WAITING. A request is retracted when others need its memory: it waits again, and
+A request without images starts as COMPILING, and without a grammar as WAITING. A request is retracted when others need its memory: it waits again, and
 later computes again the tokens that are no longer in the prefix cache, its output included. A request jumps when its
 grammar forces several tokens: they are computed like tokens of a prompt. A finish (EOS, length, abort, error) is legal
 in every live state and takes effect at once: the tokens of up to two launched steps for the request are dropped.
@@ -21,12 +23,19 @@ import time
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from mla_router.worker.core import FinishReason, Logprobs, PrefillChunk, SamplingParams
-from mla_router.worker.messages import Grammar
+from mla_router.worker.core import (
+    FinishReason,
+    ImageRows,
+    Logprobs,
+    PrefillChunk,
+    SamplingParams,
+)
+from mla_router.worker.messages import Grammar, PlacedImage
 from mla_router.worker.scheduler.radix_cache import Node
 
 
 class State(Enum):
+    ENCODING = auto()
     COMPILING = auto()
     WAITING = auto()
     PREFILL = auto()
@@ -35,6 +44,7 @@ class State(Enum):
 
 
 _NEXT = {
+    State.ENCODING: {State.COMPILING, State.WAITING, State.FINISHED},
     State.COMPILING: {State.WAITING, State.FINISHED},
     State.WAITING: {State.PREFILL, State.FINISHED},
     State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
@@ -59,11 +69,13 @@ class Request:
         "first_delta_sent",
         "grammar",
         "has_passed",
+        "images",
         "is_jumping",
         "launched_outputs",
         "launched_prompt",
         "logprobs_until",
         "max_tokens",
+        "model_prompt",
         "node",
         "num_cached",
         "output",
@@ -96,23 +108,26 @@ class Request:
         arrival: int = 0,
         grammar: Grammar | None = None,
         server: int = 0,
+        images: Sequence[PlacedImage] = (),
         tokens_per_row: int = 1,
     ) -> None:
         self.rid = rid
-        self.prompt = prompt
+        self.model_prompt = prompt
+        self.prompt = _with_keys(prompt, images) if images else prompt  # for prefix caches
         self.sampling = sampling
         self.max_tokens = sampling.max_tokens
         self.cache_salt = cache_salt
         self.priority = priority
         self.arrival = arrival  # sequence number: smaller is older
         self.grammar = grammar
+        self.images = images
         self.server = server  # number of the server process that sent it
         # Most tokens of one decode step. The bitmask of a grammar is for the next token alone.
         self.tokens_per_row = tokens_per_row if grammar is None else 1
-        self.state = State.WAITING if grammar is None else State.COMPILING
+        self.state = self.first_state
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
-        self.context = prompt + self.output  # all tokens that are known before it runs
+        self.context = self.prompt + self.output  # all tokens that are known before it runs
 
         self.launched_prompt = 0  # context tokens that are cached or in launched steps
         self.launched_outputs = 0  # most output tokens after the launched steps
@@ -148,6 +163,17 @@ class Request:
     def has_started_answer(self) -> bool:
         """Whether its client may have tokens: the request was retracted, or another worker began its answer."""
         return self.was_retracted or len(self.context) > len(self.prompt)
+
+    @property
+    def first_state(self) -> State:
+        if self.images:
+            return State.ENCODING
+        return State.WAITING if self.grammar is None else State.COMPILING
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner has it: it waits for neither its images nor its grammar."""
+        return self.state not in (State.ENCODING, State.COMPILING)
 
     def move_to(self, state: State) -> None:
         assert state in _NEXT[self.state], f"{self!r} cannot become {state.name}"
@@ -225,15 +251,31 @@ class Request:
             self.is_jumping = False
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
         first = max(start + 1, self.logprobs_until)  # a row predicts the token after its own
-        logprob_tokens = tuple(self.prompt[first : end + 1])
+        logprob_tokens = tuple(self.model_prompt[first : end + 1])
+        tokens = self.context[start:end]
+        if self.images:
+            own = self.model_prompt[start:end]
+            tokens = own + tokens[len(own) :]
         return PrefillChunk(
             self.slot,
             start,
-            tuple(self.context[start:end]),
+            tuple(tokens),
             is_last,
             logprob_start=first - 1 - start if logprob_tokens else 0,
             logprob_tokens=logprob_tokens,
+            images=self._image_rows(start, end) if self.images else (),
         )
+
+    def _image_rows(self, start: int, end: int) -> tuple[ImageRows, ...]:
+        """Returns the rows of images in a chunk from position `start` to `end`."""
+        rows = []
+        for placed in self.images:
+            info = placed.image.info
+            first = max(start, placed.start)
+            count = min(end, placed.start + info.num_tokens) - first
+            if count > 0:
+                rows.append(ImageRows(first - start, info.key, first - placed.start, count))
+        return tuple(rows)
 
     @property
     def may_jump(self) -> bool:
@@ -277,3 +319,12 @@ class Request:
         self.prompt_logprobs.top_ids.extend(logprobs.top_ids)
         self.prompt_logprobs.top_logprobs.extend(logprobs.top_logprobs)
         self.logprobs_until += len(chunk.logprob_tokens)
+
+
+def _with_keys(prompt: list[int], images: Sequence[PlacedImage]) -> list[int]:
+    """Returns `prompt` with the keys of images in place of their placeholders, so that prefix caches tell images apart."""
+    tokens = list(prompt)
+    for placed in images:
+        key, count = placed.image.info.key, placed.image.info.num_tokens
+        tokens[placed.start : placed.start + count] = [key] * count
+    return tokens

@@ -50,6 +50,7 @@ from mla_router.worker.messages import (
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.expert_recorder import ExpertRecorder, Load
 from mla_router.worker.scheduler.grammars import GrammarRequests
+from mla_router.worker.scheduler.images import ImageRequests
 from mla_router.worker.scheduler.lockstep import Alone, StepGroup
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
@@ -61,7 +62,7 @@ from mla_router.worker.scheduler.step import Step
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-COMPILE_POLL_S = 0.002
+PREPARE_POLL_S = 0.002
 # After so many failed steps in a row the fault is not in one batch.
 MAX_FAILURES = 3
 
@@ -96,6 +97,7 @@ class Scheduler:
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
+        self.images = ImageRequests(engine)
         self.requests: dict[str, Request] = {}  # by rid: all requests that have not ended
         self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
@@ -142,18 +144,43 @@ class Scheduler:
         idle = not in_flight and not self.requests
         if idle:
             self.planner.estimate.idle()
-        # No message announces a compiled grammar: poll soon if the scheduler waits for grammars only.
-        only_compiling = not in_flight and len(self.requests) == self.grammars.num_compiling
-        timeout = HEARTBEAT_S if idle else COMPILE_POLL_S if only_compiling else 0.0
+        # No message announces a compiled grammar or an encoded image: poll soon if there is nothing else to do.
+        preparing = self.grammars.num_compiling + len(self.images)
+        only_preparing = not in_flight and len(self.requests) == preparing
+        timeout = HEARTBEAT_S if idle else PREPARE_POLL_S if only_preparing else 0.0
         if timeout and self.group.is_awaited:
             timeout = 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
+        if self.images:
+            self._encode_images()
         for request, problem in self.grammars.poll():
             if problem is None:
                 self.planner.waiting.add(request)
             else:
                 self._end_without_masks(request, problem)
+
+    def _encode_images(self) -> None:
+        """Launches the next batch of the vision tower, and passes on the requests whose images are encoded."""
+        try:
+            with self.heartbeat.paused():
+                ready = self.images.advance()
+        except Exception as error:  # noqa: BLE001 (other images may not have the same error)
+            self._count_failure(error)
+            for request in self.images.fail():
+                self._end(request, FinishReason.ERROR, "its images could not be encoded")
+            return
+        for request in ready:
+            self._prepare(request)
+
+    def _prepare(self, request: Request) -> None:
+        """Takes a request without images, or whose images are encoded."""
+        if request.grammar is None:
+            request.move_to(State.WAITING)
+            self.planner.waiting.add(request)
+        else:
+            request.move_to(State.COMPILING)
+            self.grammars.add(request)
 
     def report_progress(self) -> None:
         """Updates the heartbeat: before each step, and within the steps of a CPU. Sends `Stats` when they are due."""
@@ -194,6 +221,8 @@ class Scheduler:
         problem = ""
         if message.rid in self.requests:
             problem = "a request with this id is running"
+        elif message.images and not self.images.can_take(message):
+            problem = "these images do not fit the prompt or the model"
         elif not message.prompt or not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             problem = f"token ids must be in 0 .. {self.vocab_size - 1}, and at least one"
         elif sampling.max_tokens < 1 or not self.memory.can_ever_fit(
@@ -217,10 +246,13 @@ class Scheduler:
             arrival=next(self._arrivals),
             grammar=message.grammar,
             server=message.server,
+            images=message.images,
             tokens_per_row=self.memory.capacity.tokens_per_row,
         )
         self.requests[request.rid] = request
-        if request.grammar is None:
+        if request.images:
+            self.images.add(request)
+        elif request.grammar is None:
             self.planner.waiting.add(request)
         else:
             self.grammars.add(request)
@@ -341,11 +373,12 @@ class Scheduler:
         logprobs: Logprobs | None = None,
     ) -> None:
         """Ends a request: sends its last tokens to the server, and frees its slot and pages."""
-        was_compiling = request.state is State.COMPILING
+        was_planned = request.is_planned
         request.finish(reason)
         self.outbox.add(request, tokens or [], logprobs, error)
         self.grammars.remove(request)
-        if not was_compiling:
+        self.images.remove(request)
+        if was_planned:
             self.planner.remove(request)
         del self.requests[request.rid]
 
@@ -362,15 +395,19 @@ class Scheduler:
         Raises EngineFailed if later steps would fail as well. All open requests then end with this process, and the
         router can send them to another worker.
         """
+        self._count_failure(error)
+        for request in [*step.prefills, *step.decodes]:
+            if request.is_live:
+                self._end(request, FinishReason.ERROR, "the step that computed this request failed")
+
+    def _count_failure(self, error: Exception) -> None:
+        """Logs a failed step or batch of images. Raises EngineFailed."""
         self._failures += 1
         logger.error("step %d failed", self.planner.num_steps, exc_info=error)
         if not self.engine.is_usable_after(error):
             raise EngineFailed("no later step can succeed") from error
         if self._failures == MAX_FAILURES:
             raise EngineFailed(f"{MAX_FAILURES} steps in a row have failed") from error
-        for request in [*step.prefills, *step.decodes]:
-            if request.is_live:
-                self._end(request, FinishReason.ERROR, "the step that computed this request failed")
 
     # -- statistics -----------------------------------------------------------------------------
 
@@ -378,7 +415,7 @@ class Scheduler:
         return Stats(
             query=query,
             running=len(self.planner.running),
-            waiting=len(self.planner.waiting),
+            waiting=len(self.planner.waiting) + len(self.images),
             compiling=self.grammars.num_compiling,
             total_pages=self.memory.capacity.num_pages,
             free_pages=self.memory.allocator.num_free,

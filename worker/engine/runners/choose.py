@@ -40,6 +40,8 @@ class RunnerChoice(NamedTuple):
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs. With a
     group, all its ranks get the same runner, and graphs have the size for the rank with the most rows."""
+    if plan.has_images:  # graphs look up the embeddings of tokens
+        return RunnerChoice(RunnerKind.EAGER, plan.num_tokens)
     group = plan.group
     rows = plan.num_tokens if group is None else max(group.rows)
     decode = fits_decode_graph(plan) if group is None else group.decode

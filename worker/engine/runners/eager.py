@@ -37,6 +37,7 @@ class EagerRunner:
             num_decodes=len(plan.decode_slots),
             attention=self.plan_attention(plan, rows),
             exchange=exchange,
+            embedded=[*self._forward.images.rows(len(plan.decode_slots), plan.chunks)],
         )
         return self._forward.run_layers(batch)
 

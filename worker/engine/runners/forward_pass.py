@@ -10,6 +10,7 @@ from torch import Tensor
 from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.model_attention import ModelAttention
+from mla_router.worker.engine.images import ImageStore
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
@@ -32,6 +33,7 @@ class ForwardPass:
         self.slots = slots
         self.attention = attention
         self.capacity = capacity
+        self.images = ImageStore(model.vision, slots.last_token.device)
         self._caches = kv_cache.layers
         self._no_slots = slots.last_token[:0]
         self._no_lengths = self._no_slots.to(torch.int32)

@@ -13,6 +13,7 @@ from mla_router.worker.model.config.deepseek import parse_v2, parse_v3
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.gemma2 import parse_gemma2
 from mla_router.worker.model.config.llama import parse_llama
+from mla_router.worker.model.config.llava_onevision import parse_llava_onevision
 from mla_router.worker.model.config.qwen2 import parse_qwen2
 
 
@@ -27,6 +28,9 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", parse_v3),
     "Gemma2ForCausalLM": Architecture("gemma2", parse_gemma2),
     "LlamaForCausalLM": Architecture("llama", parse_llama),
+    "LlavaOnevisionForConditionalGeneration": Architecture(
+        "llava_onevision", parse_llava_onevision
+    ),
     "Qwen2ForCausalLM": Architecture("qwen2", parse_qwen2),
 }
 

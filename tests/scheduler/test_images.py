@@ -1,0 +1,228 @@
+"""Images before admission: their order, their room on the device, and the batches of the tower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from mla_router.worker.core import (
+    Capacity,
+    FinishReason,
+    ImageInfo,
+    ImageKind,
+    ImagePart,
+    ImageRows,
+    SamplingParams,
+)
+from mla_router.worker.messages import Generate, Image, PlacedImage
+from mla_router.worker.scheduler.images import ImageRequests
+from mla_router.worker.scheduler.request import Request, State
+
+TILE_BYTES, TILES_OF_A_BATCH, ROOM, VOCABULARY = 12, 4, 100, 50
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+
+class Tower:
+    """Keeps the images that an engine has, and checks the calls."""
+
+    def __init__(self) -> None:
+        self.capacity = Capacity(1, 1, 1, 1, image_tokens=ROOM, image_tiles=TILES_OF_A_BATCH)
+        self.tiles: dict[int, bytes] = {}
+        self.whole: dict[int, int] = {}  # tokens by key
+        self.batches: list[tuple[Batch, tuple[ImagePart, ...]]] = []
+
+    def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> Batch:
+        assert all(batch.is_done for batch, _ in self.batches), "two batches at a time"
+        assert 0 < sum(len(part.tiles) for part in parts) <= TILES_OF_A_BATCH * TILE_BYTES
+        for key in dropped:
+            self.tiles.pop(key, None)
+            self.whole.pop(key, None)
+        for part in parts:
+            key, wanted = part.info.key, part.info.num_tiles * TILE_BYTES
+            assert key not in self.whole, "encoded twice"
+            self.tiles[key] = self.tiles.get(key, b"") + part.tiles
+            if len(self.tiles[key]) == wanted:
+                assert self.tiles.pop(key) == pixels(key, part.info.num_tiles)
+                self.whole[key] = part.info.num_tokens
+        self.batches.append((Batch(), parts))
+        return self.batches[-1][0]
+
+    def finish(self) -> None:
+        for batch, _ in self.batches:
+            batch.is_done = True
+
+
+def pixels(key: int, tiles: int) -> bytes:
+    return Random(key).randbytes(tiles * TILE_BYTES)
+
+
+def image(number: int, *, tiles: int = 1, tokens: int = 10) -> Image:
+    key = VOCABULARY + number
+    info = ImageInfo(key, ImageKind.TILED, tokens, tiles, 9, 9, 1.0, (0, 0, 0), (1, 1, 1))
+    return Image(info, pixels(key, tiles))
+
+
+def request(rid: str, *images: Image) -> Request:
+    prompt, placed = [1], []
+    for one in images:
+        placed.append(PlacedImage(one, len(prompt)))
+        prompt += [7] * one.info.num_tokens + [2]
+    return Request(rid, prompt, SamplingParams(max_tokens=3), images=placed)
+
+
+@pytest.fixture
+def tower() -> Tower:
+    return Tower()
+
+
+@pytest.fixture
+def images(tower: Tower) -> ImageRequests:
+    engine: Any = tower
+    return ImageRequests(engine)
+
+
+def run(images: ImageRequests, tower: Tower, turns: int = 20) -> list[str]:
+    """Returns the requests in the order in which their images are encoded."""
+    ready = []
+    for _ in range(turns):
+        ready += [request.rid for request in images.advance()]
+        tower.finish()
+    return ready
+
+
+def end(images: ImageRequests, *requests: Request) -> None:
+    for one in requests:
+        one.finish(FinishReason.ABORT)
+        images.remove(one)
+
+
+def test_an_image_is_encoded_once(images: ImageRequests, tower: Tower) -> None:
+    first, second = request("a", image(0)), request("b", image(0), image(0))
+    images.add(first)
+    assert run(images, tower) == ["a"]
+    images.add(second)
+    assert run(images, tower) == ["b"]
+    assert len(tower.batches) == 1
+
+
+def test_a_batch_has_tiles_of_several_requests(images: ImageRequests, tower: Tower) -> None:
+    for rid, tiles in (("a", 6), ("b", 1), ("c", 2)):
+        images.add(request(rid, image(ord(rid), tiles=tiles)))
+    assert run(images, tower) == ["a", "b", "c"]
+    sizes = [[len(part.tiles) // TILE_BYTES for part in parts] for _, parts in tower.batches]
+    assert sizes == [[4], [2, 1, 1], [1]]
+
+
+def test_the_next_batch_waits_for_the_one_before(images: ImageRequests, tower: Tower) -> None:
+    images.add(request("a", image(0, tiles=9)))
+    for _ in range(5):
+        assert images.advance() == []
+    assert len(tower.batches) == 1
+    assert run(images, tower) == ["a"]
+
+
+def test_images_of_running_requests_stay(images: ImageRequests, tower: Tower) -> None:
+    """There is room for two images of 40 tokens. The third waits for the end of a request, and the image of the
+    request that has ended is dropped."""
+    running = [request(rid, image(n, tokens=40)) for n, rid in enumerate("ab")]
+    for one in running:
+        images.add(one)
+    assert run(images, tower) == ["a", "b"]
+    images.add(request("c", image(2, tokens=40)))
+    assert run(images, tower) == []
+    end(images, running[1])
+    assert run(images, tower) == ["c"]
+    assert set(tower.whole) == {VOCABULARY, VOCABULARY + 2}
+
+
+def test_a_request_with_more_than_all_room(images: ImageRequests, tower: Tower) -> None:
+    small, large = request("a", image(0)), request("b", image(1, tokens=ROOM + 1))
+    images.add(small)
+    assert run(images, tower) == ["a"]
+    images.add(large)
+    assert run(images, tower) == []
+    end(images, small)
+    assert run(images, tower) == ["b"]
+    assert set(tower.whole) == {VOCABULARY + 1}
+
+
+def test_random_arrivals_and_ends(tower: Tower, images: ImageRequests) -> None:
+    draw = Random(1)
+    waiting: dict[str, Request] = {}
+    running: dict[str, Request] = {}
+    for number in range(400):
+        some = [
+            image(n, tiles=n % 7 + 1, tokens=n % 5 * 9 + 1)
+            for n in draw.choices(range(12), k=draw.randint(1, 3))
+        ]
+        waiting[str(number)] = one = request(str(number), *some)
+        images.add(one)
+        for _ in range(draw.randint(0, 3)):
+            for ready in images.advance():
+                running[ready.rid] = waiting.pop(ready.rid)
+            if draw.random() < 0.7:
+                tower.finish()
+        for held in running.values():
+            assert all(placed.image.info.key in tower.whole for placed in held.images)
+        for pool in (running, waiting):
+            for rid in [rid for rid in pool if draw.random() < 0.2]:
+                end(images, pool.pop(rid))
+    end(images, *running.values())
+    for _ in range(200):
+        for ready in images.advance():
+            end(images, waiting.pop(ready.rid))
+        tower.finish()
+    assert not waiting and len(images) == 0
+
+
+def test_an_error_ends_the_requests_that_are_being_encoded(
+    images: ImageRequests, tower: Tower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images.add(request("a", image(0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(tower, "encode", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            images.advance()
+    assert [failed.rid for failed in images.fail()] == ["a"]
+    images.add(request("b", image(0)))
+    assert run(images, tower) == ["b"]
+
+
+def test_chunks_name_the_rows_of_images() -> None:
+    one = request("a", image(0, tokens=4), image(1, tokens=3))
+    assert one.state is State.ENCODING
+    keys = [VOCABULARY] * 4 + [2] + [VOCABULARY + 1] * 3
+    assert one.prompt == [1, *keys, 2]
+    one.slot, one.state = 0, State.PREFILL
+    chunks = [one.take_chunk(4), one.take_chunk(4), one.take_chunk(4)]
+    assert [chunk.tokens for chunk in chunks] == [(1, 7, 7, 7), (7, 2, 7, 7), (7, 2)]
+    assert [chunk.images for chunk in chunks] == [
+        (ImageRows(1, VOCABULARY, 0, 3),),
+        (ImageRows(0, VOCABULARY, 3, 1), ImageRows(2, VOCABULARY + 1, 0, 2)),
+        (ImageRows(0, VOCABULARY + 1, 2, 1),),
+    ]
+
+
+def placed_at(*starts: int) -> Generate:
+    placed = [PlacedImage(image(n, tokens=3), start) for n, start in enumerate(starts)]
+    return Generate("a", [7] * 8, SamplingParams(max_tokens=1), images=placed)
+
+
+@pytest.mark.parametrize(
+    ("starts", "fits"),
+    [((0, 3), True), ((1, 5), True), ((0, 2), False), ((6,), False), ((-1,), False)],
+)
+def test_places_outside_of_the_prompt(
+    images: ImageRequests, starts: Sequence[int], fits: bool
+) -> None:
+    assert images.can_take(placed_at(*starts)) is fits

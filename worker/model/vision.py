@@ -1,0 +1,29 @@
+"""The interface of models that take images."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from mla_router.worker.core import ImageFormat, ImageInfo
+
+
+class VisionEncoder(nn.Module):
+    """Computes the embeddings of images and videos, which take the place of those of their placeholder tokens.
+
+    An image comes as equal square tiles, and a video as frames. The tower sees each tile alone, so that one batch may
+    have tiles of several images, and an image may be in several batches.
+    """
+
+    tile_size: int  # pixels of an edge
+    format: ImageFormat
+
+    @abstractmethod
+    def encode(self, pixels: Tensor, info: ImageInfo) -> Tensor:
+        """Returns features [N, tile_tokens, hidden_size] of tiles [N, 3, tile_size, tile_size] uint8, which are all of
+        images with the colour values of `info`."""
+
+    @abstractmethod
+    def arrange(self, features: Tensor, info: ImageInfo) -> Tensor:
+        """Returns the embeddings [info.num_tokens, hidden_size] of one image from the features of all its tiles."""

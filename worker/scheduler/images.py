@@ -1,0 +1,151 @@
+"""Requests with images: the encoding of their images before admission.
+
+A request waits here until all of its images are encoded. They stay on the device until it ends, since it computes its
+prompt again after a retraction. After that they are kept while there is room, the least recently used dropped first, so
+that the same image is not encoded twice.
+
+One batch of the tower is launched at a time, in order of arrival: a request with many tiles does not hold up the decode
+steps, and its next tiles wait for the end of the batch before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from mla_router.worker.core import ImagePart, PendingImages, StepEngine
+from mla_router.worker.messages import Generate, Image
+from mla_router.worker.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Entry:
+    """An image, encoded or not."""
+
+    image: Image
+    users: set[str] = field(default_factory=set)  # rids of the requests that need it
+    launched: int = 0  # tiles
+    is_encoded: bool = False
+
+
+class ImageRequests:
+    def __init__(self, engine: StepEngine[Any]) -> None:
+        self._engine = engine
+        self._room = engine.capacity.image_tokens
+        self._line: deque[Request] = deque()  # requests whose images have no room yet
+        self._encoding: list[Request] = []  # requests with room, whose images are being encoded
+        self._entries: dict[int, Entry] = {}  # by key, the least recently used first
+        self._held = 0  # tokens of all entries
+        self._dropped: list[int] = []  # keys whose embeddings the engine still has
+        self._in_flight: tuple[PendingImages, list[Entry]] | None = None
+
+    def __len__(self) -> int:
+        """The number of requests whose images are not encoded yet."""
+        return len(self._line) + len(self._encoding)
+
+    def can_take(self, message: Generate) -> bool:
+        """Whether the model takes images, and those of `message` are in its prompt one behind the other."""
+        end = 0
+        for placed in message.images:
+            info = placed.image.info
+            if placed.start < end or min(info.num_tokens, info.num_tiles) < 1:
+                return False
+            end = placed.start + info.num_tokens
+        return self._room > 0 and end <= len(message.prompt)
+
+    def add(self, request: Request) -> None:
+        """Takes a request in state ENCODING. `advance` returns it when its images are encoded."""
+        self._line.append(request)
+
+    def advance(self) -> list[Request]:
+        """Launches the next batch if none is running. Returns the requests whose images were encoded since the last
+        call. Raises what the engine raises."""
+        if self._in_flight is not None and self._in_flight[0].done():
+            for entry in self._in_flight[1]:
+                entry.is_encoded = entry.launched == entry.image.info.num_tiles
+            self._in_flight = None
+        if not self:
+            return []
+        while self._line and self._take_room(self._line[0]):
+            self._encoding.append(self._line.popleft())
+        ready = [request for request in self._encoding if self._is_encoded(request)]
+        self._encoding = [request for request in self._encoding if request not in ready]
+        if self._in_flight is None and self._encoding:
+            self._launch()
+        return ready
+
+    def fail(self) -> list[Request]:
+        """Forgets the images that are being encoded, after an error of `advance`. Returns their requests, which must end."""
+        failed, self._in_flight = [*self._encoding], None
+        for request in failed:
+            self.remove(request)
+        for key, entry in [*self._entries.items()]:
+            if not entry.is_encoded:
+                self._drop(key)
+        return failed
+
+    def remove(self, request: Request) -> None:
+        """Removes a request that has ended."""
+        if not request.images:
+            return
+        if request in self._line:
+            self._line.remove(request)
+        if request in self._encoding:
+            self._encoding.remove(request)
+        for placed in request.images:
+            if (entry := self._entries.get(placed.image.info.key)) is not None:
+                entry.users.discard(request.rid)
+
+    def _is_encoded(self, request: Request) -> bool:
+        return all(self._entries[placed.image.info.key].is_encoded for placed in request.images)
+
+    def _take_room(self, request: Request) -> bool:
+        """Enters the images of `request` if they have room. A request that alone needs more than all room gets it when
+        no other one holds images."""
+        images = {placed.image.info.key: placed.image for placed in request.images}
+        new = [image for key, image in images.items() if key not in self._entries]
+        needed = sum(image.info.num_tokens for image in new)
+        free = [key for key, entry in self._entries.items() if not self._is_used(entry)]
+        free = [key for key in free if key not in images]
+        while self._held + needed > self._room and free:
+            self._drop(free.pop(0))
+        if self._held + needed > self._room and any(map(self._is_used, self._entries.values())):
+            return False
+        for key, image in images.items():
+            entry = self._entries.pop(key, None) or Entry(image)
+            if image in new:
+                self._held += image.info.num_tokens
+            entry.users.add(request.rid)
+            self._entries[key] = entry  # now the most recently used
+        return True
+
+    def _is_used(self, entry: Entry) -> bool:
+        in_flight = self._in_flight is not None and entry in self._in_flight[1]
+        return bool(entry.users) or in_flight
+
+    def _drop(self, key: int) -> None:
+        self._held -= self._entries.pop(key).image.info.num_tokens
+        self._dropped.append(key)
+
+    def _launch(self) -> None:
+        """Launches the next tiles of the waiting requests, the oldest first."""
+        parts: list[ImagePart] = []
+        batch: list[Entry] = []
+        room = self._engine.capacity.image_tiles
+        for request in self._encoding:
+            for placed in request.images:
+                entry = self._entries[placed.image.info.key]
+                info, tiles = entry.image.info, entry.image.tiles
+                count = min(room, info.num_tiles - entry.launched)
+                if not count or entry in batch:
+                    continue
+                size = len(tiles) // info.num_tiles
+                begin = entry.launched * size
+                parts.append(ImagePart(info, tiles[begin : begin + count * size]))
+                entry.launched += count
+                batch.append(entry)
+                room -= count
+        if parts:
+            dropped, self._dropped = tuple(self._dropped), []
+            self._in_flight = self._engine.encode(tuple(parts), dropped), batch
