@@ -32,6 +32,7 @@ LAYERS = (
     "worker.server.errors",
     "worker.server.schema",
     "worker.server.text",
+    "worker.server.media",
     "worker.server.ipc",
     "worker.server.metrics worker.server.request_names",
     "worker.server.state",

@@ -145,6 +145,11 @@ class Settings:
         variable="MLA_ROUTER_REPLAY_KEY",
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
+    allowed_media_domains: str = _flag(
+        "",
+        "domains, separated by commas, from which images and videos in requests are fetched by URL; private addresses are "
+        "never fetched from; empty: no URLs but data:",
+    )
     tokenizer_worker_num: int = _flag(
         0,
         "server processes (HTTP, tokenizer, detokenizer) on one port; 0: one on a CPU; one for each 4 cores, at most "

@@ -12,6 +12,7 @@ import pytest
 from mla_router.worker.core import (
     Admitted,
     GroupStep,
+    ImageRows,
     PrefillChunk,
     SamplingParams,
     StepEngine,
@@ -23,6 +24,7 @@ from mla_router.worker.mask_memory import STEPS, MaskMemory
 from mla_router.worker.ranks import calls
 from mla_router.worker.ranks.calls import (
     ENGINE_CALLS,
+    Encode,
     Forward,
     Masks,
     Sample,
@@ -59,7 +61,10 @@ SAMPLING = SamplingParams(
 PLAN = StepPlan(
     decode_slots=(3, 1),
     decode_bounds=(17, 2**31),
-    chunks=(PrefillChunk(2, 4, (7, 8), True, 1, (8,)), PrefillChunk(0, 0, (9,), False)),
+    chunks=(
+        PrefillChunk(2, 4, (7, 8), True, 1, (8,), (ImageRows(0, 2**62, 3, 1),)),
+        PrefillChunk(0, 0, (9,), False),
+    ),
     page_writes=((3, 1, 5), (2, 0, 6)),
     admitted=(Admitted(2, SAMPLING, [1, 2, 3], [4]), Admitted(0, SamplingParams(1), [9], [])),
     group=GroupStep((5, 0), decode=False),
@@ -77,7 +82,7 @@ def methods(of: type) -> set[str]:
 def test_every_method_that_changes_an_engine_is_a_call() -> None:
     assert methods(Engine) == set(ENGINE_CALLS) | set(LOCAL)
     assert methods(StepEngine) <= set(ENGINE_CALLS) | set(LOCAL)
-    assert set(ENGINE_CALLS.values()) == {Forward, Sample} == set(calls.EngineCall.__args__)
+    assert set(ENGINE_CALLS.values()) == {Forward, Sample, Encode} == set(calls.EngineCall.__args__)
 
 
 def test_a_call_has_the_arguments_of_its_method() -> None:

@@ -17,6 +17,7 @@ from mla_router.worker.server.errors import NotFound, Unavailable
 from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
+from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.metrics.metrics import Metrics, Reading
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.text.answer import AnswerFormat
@@ -49,6 +50,7 @@ class Service:
     names: NamedRequests
     metrics: Metrics
     fingerprint: str  # see `fingerprint_of`
+    media: MediaReader | None = None  # of a model that takes images
 
     def check_model(self, name: str | None) -> str:
         """Returns the model's name for the answer: the client's spelling, or the served name.

@@ -9,11 +9,13 @@ from typing import cast
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.native_answer import GrowingAnswer
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
+from mla_router.worker.server.media.source import Source
 from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
@@ -44,6 +46,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         possible=bool(body.stream) and not body.return_logprob,
     )
     prompts, single = await _prompts(body, service)
+    prompts, images = await _with_images(body, prompts, service)
     start = body.logprob_start_len
     if start is not None and not -1 <= start < min(map(len, prompts)):
         raise InvalidField("logprob_start_len", "must be -1, or a position within each prompt")
@@ -56,6 +59,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         check_rid(body.rid, len(prompts) * sampling.n),
         replay=replay,
         priority=body.priority,
+        images=images,
     )
     async with handler.running():
         answers = [
@@ -132,3 +136,41 @@ async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[i
     # A list of strings is a list of prompt items, which the type checker cannot see.
     texts = cast("str | PromptItems", body.text)
     return await read_prompts(service, texts, "text"), isinstance(texts, str)
+
+
+async def _with_images(
+    body: GenerateRequest, prompts: list[list[int]], service: Service
+) -> tuple[list[list[int]], list[list[PlacedImage]]]:
+    """Returns the prompts with as many placeholders as their images have tokens, and the images of each prompt."""
+    if service.media is None:
+        if body.image_data:
+            raise InvalidField(
+                "image_data", "this model takes no images", code="unsupported_parameter"
+            )
+        return prompts, []
+    expanded, images = [], []
+    for prompt, sources in zip(prompts, _sources(body.image_data, len(prompts)), strict=True):
+        read = await service.media.read(sources, context_length=service.limits.context_length)
+        tokens, placed = service.media.place(prompt, sources, read, "image_data")
+        expanded.append(tokens)
+        images.append(placed)
+    return expanded, images
+
+
+def _sources(data: str | list[str | list[str] | None] | None, prompts: int) -> list[list[Source]]:
+    """Returns the images of each prompt. Raises InvalidField."""
+    if not data:
+        return [[] for _ in range(prompts)]
+    if isinstance(data, str):
+        data = [data]
+    if prompts == 1 and not isinstance(data[0], list):
+        data = [cast("list[str]", data)]
+    if len(data) != prompts:
+        raise InvalidField("image_data", f"{len(data)} entries for {prompts} prompts")
+    sources = []
+    for index, entry in enumerate(data):
+        urls = [entry] if isinstance(entry, str) else entry or []
+        if not all(isinstance(url, str) for url in urls):
+            raise InvalidField("image_data", "do not mix images and lists of images")
+        sources.append([Source(url, f"image_data[{index}]") for url in urls])
+    return sources

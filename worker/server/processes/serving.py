@@ -13,6 +13,8 @@ from aiohttp import web
 
 from mla_router.worker.server.app import make_app
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
+from mla_router.worker.server.media.fetch import Fetcher
+from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.processes.listeners import BACKLOG
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.state import ServerState, Service, fingerprint_of
@@ -36,6 +38,13 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
     template = Path(config.chat_template) if config.chat_template else None
     tokenizer = await asyncio.to_thread(Tokenizer, config.tokenizer_folder, config.folder, template)
     limits = await client.ready
+    media = None
+    if limits.images is not None:
+        domains = config.allowed_media_domains
+        fetcher = Fetcher(domains) if domains else None
+        media = await asyncio.to_thread(
+            MediaReader, config.folder, limits.images, limits.vocab_size, fetcher
+        )
     # The answer proves that the sockets work in both directions.
     await client.stats(timeout=config.watchdog_timeout)
     service = Service(
@@ -47,6 +56,7 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
         names,
         state.metrics,
         fingerprint_of(config, limits),
+        media,
     )
     # Objects of the start live as long as the process: later collections skip them.
     gc.collect()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
 from mla_router.worker.core import FinishReason
-from mla_router.worker.messages import Delta, Generate
+from mla_router.worker.messages import Delta, Generate, PlacedImage
 from mla_router.worker.server.errors import (
     ENGINE_DIED,
     InternalError,
@@ -60,6 +60,7 @@ class RequestHandler:
     priority: int | None = None
     markers: frozenset[str] = frozenset()  # special tokens that stay in the text
     token_by_token: bool = False  # one output a token, even if several arrive together
+    images: Sequence[list[PlacedImage]] = ()  # of each prompt; empty: none has any
     resumed: list[Output] = field(default_factory=list)  # outputs that the client already has
     origin: Origin = field(init=False)
     identity: RequestIdentity = field(init=False)
@@ -248,6 +249,7 @@ class RequestHandler:
                     priority=self.priority or 0,
                     grammar=sampling.constraint.grammar if sampling.constraint else None,
                     server=service.scheduler.server,
+                    images=self.images[index // sampling.n] if self.images else [],
                 )
             )
         return requests

@@ -9,9 +9,22 @@ import msgspec
 from mla_router.worker.server.schema.fields import OpenAIFields
 
 
+class MediaUrl(msgspec.Struct):
+    url: str
+    detail: str | None = None  # no effect: the model takes all resolutions
+
+
+class NamedUrl(MediaUrl, kw_only=True):
+    """A URL from another field of the client's than that of a chat. No client sends it."""
+
+    field: str
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
+    image_url: MediaUrl | str | None = None
+    video_url: MediaUrl | str | None = None
 
 
 class CalledFunction(msgspec.Struct):

@@ -33,12 +33,13 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
     extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
+    # data: URLs or base64: of one prompt, or a list for each of several
+    image_data: str | list[str | list[str] | None] | None = None
     # refused unless neutral
     audio_data: Any = None
     background: Any = None
     bootstrap_pair_key: Any = None
     decode_tp_size: Any = None
-    image_data: Any = None
     input_embeds: Any = None
     kv_router_hint: Any = None
     lora_id: Any = None

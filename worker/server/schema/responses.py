@@ -6,8 +6,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from mla_router.worker.server.schema.chat import ContentPart, Effort
+from mla_router.worker.server.schema.chat import Effort
 from mla_router.worker.server.schema.fields import RequestFields
+
+
+class InputPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+    image_url: str | None = None
+    detail: str | None = None  # no effect
+    file_id: Any = None  # refused: this server keeps no files
 
 
 class InputItem(msgspec.Struct):
@@ -16,11 +24,11 @@ class InputItem(msgspec.Struct):
 
     type: str = "message"
     role: str | None = None  # of a message
-    content: str | list[ContentPart] | None = None  # of a message, or of reasoning
+    content: str | list[InputPart] | None = None  # of a message, or of reasoning
     call_id: str | None = None  # of a call and of its result
     name: str | None = None  # of a call
     arguments: str | None = None  # of a call
-    output: str | list[ContentPart] | None = None  # of a result
+    output: str | list[InputPart] | None = None  # of a result
 
 
 class ResponseTool(msgspec.Struct):

@@ -27,7 +27,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "image_data": ([],),
     "input_examples": ([],),
     "length_penalty": (1.0,),
     "media_io_kwargs": ({},),

@@ -39,6 +39,8 @@ class ChatTemplate:
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self.reserved = frozenset(arguments) | {"self", "messages", "conversations"}
         self.wants_objects = self._wants_objects()
+        # Whether it takes the content of a message as a list of parts
+        self.takes_parts = self._takes_parts()
 
     def render(self, conversation: Conversation) -> str:
         """Returns the text of the prompt. Raises InvalidRequest if the template fails or refuses."""
@@ -82,3 +84,12 @@ class ChatTemplate:
             return '"probe-key"' in self.render(Conversation(messages))
         except InvalidRequest:
             return False
+
+    def _takes_parts(self) -> bool:
+        """Returns whether the template reads the parts of a content. One that does not writes the list itself."""
+        content = [{"type": "text", "text": "probe-text"}]
+        try:
+            text = self.render(Conversation([{"role": "user", "content": content}]))
+        except InvalidRequest:
+            return False
+        return "probe-text" in text and "'type'" not in text

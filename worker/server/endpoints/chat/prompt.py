@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mla_router.worker.server.endpoints.chat.messages import for_template, text_of
+from mla_router.worker.server.endpoints.chat.messages import Media, for_template, text_of
 from mla_router.worker.server.endpoints.chat.tools import ToolUse
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest, ReasoningRequest
@@ -27,8 +27,11 @@ async def in_thread_if_many(work: Callable[[], Result], *, count: int) -> Result
     return work() if count <= MAX_INLINE else await asyncio.to_thread(work)
 
 
-async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: str) -> str:
-    """Returns the text of the prompt. `field` is the client's field of the messages. Raises InvalidRequest."""
+async def rendered(
+    service: Service, body: ChatRequest, tools: ToolUse, field: str, media: Media | None = None
+) -> str:
+    """Returns the text of the prompt, and adds the images of the messages to `media`; None: images are refused. `field`
+    is the client's field of the messages. Raises InvalidRequest."""
     messages, template = body.messages or [], service.tokenizer.template
     count = check_count(
         sum(1 + len(message.tool_calls or ()) + _parts(message) for message in messages),
@@ -36,7 +39,16 @@ async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: s
         field,
     )
     return await in_thread_if_many(
-        lambda: template.render(conversation(body, tools, template)), count=count
+        lambda: template.render(
+            conversation(
+                body,
+                tools,
+                template,
+                as_parts=service.media is not None and template.takes_parts,
+                media=media,
+            )
+        ),
+        count=count,
     )
 
 
@@ -53,9 +65,21 @@ def check_count(count: int, context_length: int, field: str) -> int:
     return count
 
 
-def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
+def conversation(
+    body: ChatRequest,
+    tools: ToolUse,
+    template: ChatTemplate,
+    *,
+    as_parts: bool,
+    media: Media | None,
+) -> Conversation:
     """Returns the input of `template`. Raises InvalidRequest, which names the field."""
-    messages = for_template(body.messages, arguments_as_objects=template.wants_objects)
+    messages = for_template(
+        body.messages,
+        arguments_as_objects=template.wants_objects,
+        as_parts=as_parts,
+        media=media,
+    )
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
         raise InvalidField(

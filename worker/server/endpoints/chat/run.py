@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.chat.constraint import constraint_of
+from mla_router.worker.server.endpoints.chat.messages import Media
 from mla_router.worker.server.endpoints.chat.prompt import echoed, rendered
 from mla_router.worker.server.endpoints.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.errors import InvalidField
@@ -98,7 +100,8 @@ async def prepare(
         response_format=body.response_format,
     )
     tokenizer, answers = service.tokenizer, service.answers
-    text = await rendered(service, body, tools, names.messages)
+    media = _media(service)
+    text = await rendered(service, body, tools, names.messages, media)
     prompt = await tokenizer.encode(
         text,
         context_length=service.limits.context_length,
@@ -106,6 +109,12 @@ async def prepare(
     )
     prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
     check_ids(prompt, service.limits.vocab_size, names.messages)
+    images: list[PlacedImage] = []
+    if service.media is not None and media is not None:
+        if media.sources and truncation.most is not None:
+            raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
+        read = await service.media.read(media.sources, context_length=service.limits.context_length)
+        prompt, images = service.media.place(prompt, media.sources, read, names.messages)
     inside = begins_inside(text)
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     special = tokenizer.special_ids(markers)
@@ -123,6 +132,7 @@ async def prepare(
         priority=body.priority,
         markers=markers,
         token_by_token=token_by_token,
+        images=[images],
     )
     return ChatRun(
         handler,
@@ -133,6 +143,13 @@ async def prepare(
         begins_inside=inside,
         echoed=echoed(body),
     )
+
+
+def _media(service: Service) -> Media | None:
+    if service.media is None:
+        return None
+    ids = service.media.placeholders
+    return Media({kind: service.tokenizer.decode([token]) for kind, token in ids.items()})
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

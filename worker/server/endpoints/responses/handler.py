@@ -51,7 +51,9 @@ async def responses(request: web.Request) -> web.StreamResponse:
     replay = read_replay(request, body.continuation, possible=streams and not scored)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
-    chat = await in_thread_if_many(lambda: as_chat(body), count=items)
+    chat = await in_thread_if_many(
+        lambda: as_chat(body, takes_images=service.media is not None), count=items
+    )
     trace = trace_of(request.headers, body.request_id)
     each = streams or scored
     run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.chat import (
@@ -13,6 +13,7 @@ from mla_router.worker.server.schema.chat import (
     FunctionDefinition,
     FunctionName,
     NamedToolChoice,
+    NamedUrl,
     Tool,
     ToolCall,
 )
@@ -25,9 +26,11 @@ from mla_router.worker.server.schema.response_format import (
 )
 from mla_router.worker.server.schema.responses import (
     InputItem,
+    InputPart,
     ResponsesRequest,
     ResponseToolChoice,
 )
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
@@ -47,7 +50,7 @@ LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})
 
 
-def as_chat(body: ResponsesRequest) -> ChatRequest:
+def as_chat(body: ResponsesRequest, *, takes_images: bool) -> ChatRequest:
     """Converts a body. Raises InvalidRequest, which names the field."""
     _refuse(body)
     copied = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
@@ -56,7 +59,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         choice = NamedToolChoice(FunctionName(choice.name))
     return ChatRequest(
         **copied,
-        messages=_messages(body),
+        messages=_messages(body, takes_images),
         max_completion_tokens=body.max_output_tokens,
         logprobs=wants_logprobs(body),
         top_logprobs=body.top_logprobs,
@@ -106,10 +109,10 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
     return JsonSchemaFormat(NamedSchema(wanted.name or "", wanted.schema))
 
 
-def _messages(body: ResponsesRequest) -> list[ChatMessage]:
+def _messages(body: ResponsesRequest, takes_images: bool) -> list[ChatMessage]:
     if body.input is None or body.input == []:
         raise InvalidField("input", "must be given")
-    messages = _Messages()
+    messages = _Messages(takes_images=takes_images)
     if body.instructions:
         messages.add("system", body.instructions)
     if isinstance(body.input, str):
@@ -124,8 +127,10 @@ class _Messages:
     """Collects messages from items. An item is a message or a part of one: the reasoning, the text and the calls of one
     answer are separate items."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_images: bool) -> None:
+        self._takes_images = takes_images
         self._messages: list[ChatMessage] = []
+        self._with_images: list[tuple[ChatMessage, list[ContentPart]]] = []
         self._texts: list[
             list[str]
         ] = []  # for each message; joined at the end, because items may be many
@@ -141,6 +146,11 @@ class _Messages:
         if item.type == "message":
             if item.role not in ROLES:
                 raise InvalidField(where + ".role", f"one of {', '.join(ROLES)}")
+            if self._takes_images and item.role == "user" and _has_images(item.content):
+                self._with_images.append(
+                    (self.add(item.role, ""), _parts(item.content, where + ".content"))
+                )
+                return
             text = _text(item.content, where + ".content")
             if (
                 item.role == "assistant"
@@ -181,10 +191,36 @@ class _Messages:
     def finish(self) -> list[ChatMessage]:
         for message, texts in zip(self._messages, self._texts, strict=True):
             message.content = "".join(texts) or (None if message.tool_calls else "")
+        for message, parts in self._with_images:
+            message.content = parts
         return self._messages
 
 
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
+def _has_images(content: str | list[InputPart] | None) -> TypeGuard[list[InputPart]]:
+    return isinstance(content, list) and any(part.type == "input_image" for part in content)
+
+
+def _parts(content: list[InputPart], where: str) -> list[ContentPart]:
+    """Returns the texts and images of a user's message."""
+    parts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if part.type in TEXT_PARTS and part.text is not None:
+            parts.append(ContentPart("text", part.text))
+        elif part.type == "input_image":
+            refuse_unsupported(part, place + ".")
+            field = place + ".image_url"
+            url = NamedUrl(url=_required(part.image_url, field), field=field)
+            parts.append(ContentPart("image_url", image_url=url))
+        else:
+            raise InvalidRequest(
+                f"{place}: this model supports only input_text and input_image",
+                param=f"{place}.type",
+            )
+    return parts
+
+
+def _text(content: str | list[InputPart] | None, where: str) -> str:
     if content is None:
         raise InvalidField(where, "must be given")
     if isinstance(content, str):

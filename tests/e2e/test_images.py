@@ -1,0 +1,282 @@
+"""Images over HTTP: tokens and logprobs of transformers, for one image and several, with and without cached prefixes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from support import client, processes
+from support.processes import Flag, Running
+from support.tiny_llava import (
+    IMAGE,
+    VIDEO,
+    Answer,
+    LlavaReference,
+    llava_tokenizer,
+    write_tiny_llava,
+)
+
+TOLERANCE = 1e-4  # of a logprob
+NEW_TOKENS = 12
+# (width, height)
+SIZES = [(42, 42), (55, 90), (301, 17), (5, 160), (128, 128)]
+SETTINGS: list[dict[str, Flag]] = [
+    {"page_size": 1},
+    {"page_size": 16, "chunked_prefill_size": 7, "disable_overlap_schedule": True},
+    {"page_size": 16, "tp_size": 2},
+]
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Returns smooth colours with an edge, so that resizing has work to do."""
+    draw = np.random.default_rng(seed)
+    corners = Image.fromarray(draw.integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    return corners.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, format: str = "PNG") -> str:
+    file = io.BytesIO()
+    image.save(file, format)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def data_url(image: Image.Image) -> str:
+    return "data:image/png;base64," + encoded(image)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    write_tiny_llava(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> LlavaReference:
+    return LlavaReference(folder)
+
+
+@pytest.fixture(scope="module")
+def workers(folder: Path) -> Iterator[list[Running]]:
+    with processes.together(*(processes.worker(folder, **flags) for flags in SETTINGS)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worker(workers: list[Running]) -> Running:
+    return workers[0]
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = llava_tokenizer()(text)["input_ids"]
+    return found
+
+
+def ask(url: str, tokens: list[int], images: list[Image.Image]) -> client.Answer:
+    async def run() -> client.Answer:
+        async with client.session() as http:
+            fields: dict[str, Any] = {"return_logprob": True}
+            if images:
+                fields["image_data"] = [encoded(image) for image in images]
+            return await client.generate(http, url, tokens, NEW_TOKENS, **fields)
+
+    return asyncio.run(run())
+
+
+def check(case: str, got: client.Answer, wanted: Answer) -> None:
+    assert got.status == 200, f"{case}: {got.body}"
+    assert got.prompt_tokens == len(wanted.prompt), case
+    assert got.tokens == wanted.tokens, case
+    worst = max(abs(a - b) for a, b in zip(got.logprobs, wanted.logprobs, strict=True))
+    assert worst <= TOLERANCE, f"{case}: logprob off by {worst:.2e}"
+
+
+CASES: dict[str, tuple[str, list[Image.Image]]] = {
+    **{
+        f"{width} x {height}": (f"a{IMAGE}what is it?", [picture(width, height)])
+        for width, height in SIZES
+    },
+    "five": (
+        "first".join([IMAGE] * 5) + " and then?",
+        [picture(*size, seed) for seed, size in enumerate(SIZES)],
+    ),
+    "one twice": (f"{IMAGE}{IMAGE}same?", [picture(60, 50), picture(60, 50)]),
+    "text": ("only text", []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_and_logprobs_are_those_of_transformers(
+    workers: list[Running], reference: LlavaReference, case: str
+) -> None:
+    text, images = CASES[case]
+    wanted = reference.answer(ids(text), images, NEW_TOKENS)
+    for worker, flags in zip(workers, SETTINGS, strict=True):
+        check(f"{case} {flags}", ask(worker.url, ids(text), images), wanted)
+        again = ask(worker.url, ids(text), images)
+        check(f"{case} {flags} again", again, wanted)
+        page = int(str(flags["page_size"]))
+        assert again.cached_tokens == (len(wanted.prompt) - 1) // page * page, case
+
+
+def test_many_at_once_are_not_mixed_up(workers: list[Running], reference: LlavaReference) -> None:
+    """Twelve images of one size, with one text."""
+    text = f"{IMAGE}what?"
+    images = [picture(70, 50, seed) for seed in range(100, 112)]
+    wanted = [reference.answer(ids(text), [image], NEW_TOKENS) for image in images]
+    assert len({tuple(answer.tokens) for answer in wanted}) > 3
+    for worker in workers:
+        with ThreadPoolExecutor(len(images)) as pool:
+            answers = list(pool.map(lambda image: ask(worker.url, ids(text), [image]), images))  # noqa: B023
+        for got, answer in zip(answers, wanted, strict=True):
+            check("many", got, answer)
+
+
+def chat(worker: Running, parts: Any) -> Any:
+    with openai.OpenAI(base_url=worker.url + "/v1", api_key="none", max_retries=0) as api:
+        return api.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": parts}],
+            max_tokens=NEW_TOKENS,
+            temperature=0,
+            logprobs=True,
+            extra_body={"ignore_eos": True},
+        )
+
+
+def test_a_chat_by_the_openai_client(worker: Running, reference: LlavaReference) -> None:
+    image = picture(90, 61, 7)
+    parts: Any = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": data_url(image), "detail": "auto"}},
+    ]
+    answers = [chat(worker, parts) for _ in range(2)]
+    prompt = ids(f"<|user|>{IMAGE}\nWhat is it?<|assistant|>")
+    wanted = reference.answer(prompt, [image], NEW_TOKENS)
+    for answer in answers:
+        scores = answer.choices[0].logprobs
+        assert scores is not None and scores.content is not None and answer.usage is not None
+        assert answer.usage.prompt_tokens == len(wanted.prompt)
+        got = [entry.logprob for entry in scores.content]
+        assert got == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+    details = answers[1].usage and answers[1].usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == len(wanted.prompt) - 1
+
+
+def test_the_responses_api(worker: Running) -> None:
+    """An `input_image` is the same as an `image_url` in a chat."""
+    image = data_url(picture(80, 31, 8))
+    parts: Any = [
+        {"type": "input_text", "text": "What is it?"},
+        {"type": "input_image", "image_url": image, "detail": "auto"},
+    ]
+    same = chat(
+        worker,
+        [
+            {"type": "text", "text": "What is it?"},
+            {"type": "image_url", "image_url": {"url": image}},
+        ],
+    )
+    with openai.OpenAI(base_url=worker.url + "/v1", api_key="none", max_retries=0) as api:
+
+        def respond(content: Any) -> Any:
+            return api.responses.create(
+                model="default",
+                input=[{"role": "user", "content": content}],
+                max_output_tokens=NEW_TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+
+        answer = respond(parts)
+        assert answer.usage.input_tokens == same.usage.prompt_tokens
+        assert answer.output_text == same.choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match="not an image") as caught:
+            respond([{"type": "input_image", "image_url": "data:;base64,AAAA"}])
+        assert caught.value.param == "input[0].content[0].image_url"
+
+
+def video(frames: list[Image.Image], container: str = "mp4") -> bytes:
+    """Returns a video of 8 frames a second."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream("mpeg4", rate=8)
+        stream.width, stream.height = frames[0].size
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_image(frame)))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
+def decoded(data: bytes) -> list[Image.Image]:
+    with av.open(io.BytesIO(data)) as file:
+        return [frame.to_image() for frame in file.decode(video=0)]
+
+
+@pytest.mark.parametrize("count", [1, 16, 75])
+def test_a_video(workers: list[Running], reference: LlavaReference, count: int) -> None:
+    """Of 75 frames 32 are kept, at equal distances. An image beside the video is alone."""
+    data = video([picture(64, 48, seed) for seed in range(count)])
+    frames = decoded(data)
+    kept = [frames[int(i)] for i in np.arange(0, count, max(1, count / 32)).astype(int)]
+    assert (len(frames), len(kept)) == (count, min(count, 32))
+    image = picture(90, 50, 5)
+    url = "data:video/mp4;base64," + base64.b64encode(data).decode()
+    parts: Any = [
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "image_url", "image_url": {"url": data_url(image)}},
+        {"type": "text", "text": "What happens?"},
+    ]
+    prompt = ids(f"<|user|>{IMAGE}{VIDEO}\nWhat happens?<|assistant|>")
+    wanted = reference.answer(prompt, [image], NEW_TOKENS, kept)
+    for worker in workers:
+        answer = chat(worker, parts)
+        scores = answer.choices[0].logprobs
+        assert scores is not None and scores.content is not None and answer.usage is not None
+        assert answer.usage.prompt_tokens == len(wanted.prompt)
+        got = [entry.logprob for entry in scores.content]
+        assert got == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "a URL": ("http://127.0.0.1:1/a.png", "image_url", "fetches no URLs"),
+    "a file": ("file:///etc/passwd", "image_url", "fetches no URLs"),
+    "no image": ("data:image/png;base64,aGVsbG8=", "image_url", "not an image"),
+    "no base64": ("data:image/png;base64,?", "image_url", "neither a data: URL nor base64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_field(worker: Running, case: str) -> None:
+    url, name, message = REFUSED[case]
+    parts: Any = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    with (
+        openai.OpenAI(base_url=worker.url + "/v1", api_key="none", max_retries=0) as api,
+        pytest.raises(openai.BadRequestError, match=message) as caught,
+    ):
+        api.chat.completions.create(model="default", messages=[{"role": "user", "content": parts}])
+    assert caught.value.param == f"messages[0].content[1].{name}"
+
+
+def test_a_placeholder_in_the_text_is_no_image(worker: Running) -> None:
+    messages: Any = [{"role": "user", "content": f"What is {IMAGE}?"}]
+    with (
+        openai.OpenAI(base_url=worker.url + "/v1", api_key="none", max_retries=0) as api,
+        pytest.raises(openai.BadRequestError, match="1 placeholders of images for 0 images"),
+    ):
+        api.chat.completions.create(model="default", messages=messages)

@@ -1,0 +1,1 @@
+"""Images of requests: read, decoded within limits, and made into tiles for the vision tower."""
