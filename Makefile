@@ -63,7 +63,7 @@ fmt: venv ## format all sources, and apply automatic fixes
 
 .PHONY: test-rust test-python test-search test-wheel
 # Many of them wait for time limits.
-test-rust: export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
+test-rust: export RUST_TEST_THREADS ?= $(shell expr 6 '*' $$(nproc))
 test-rust: ## the router's tests
 	cargo test --workspace --locked
 

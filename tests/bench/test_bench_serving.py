@@ -132,7 +132,7 @@ def test_times_equal_those_of_the_mock_engine() -> None:
 )
 def test_failures_are_reported(engine: MockEngine, fault: dict[str, Any], said: str) -> None:
     engine.fault(**fault, count=3)
-    timeout = 10.0 if fault["kind"] == "hang" else 600.0
+    timeout = 5.0 if fault["kind"] == "hang" else 600.0
     result = measure(engine, f"--request-timeout={timeout}", "--random-range-ratio=1")
     assert (result["completed"], result["failed"]) == (REQUESTS - 3, 3)
     ((error, count),) = result["errors"].items()

