@@ -61,6 +61,8 @@ CANDIDATES = [
     Tiling(64, 32, 8, 3, 1, 1),
     Tiling(64, 64, 8, 2, 1, 1),
     Tiling(64, 64, 8, 2, 1, 2),
+    *(Tiling(rows, 64, warps, 3, 1, hopper=True) for rows in (16, 32) for warps in (4, 8)),
+    Tiling(64, 64, 8, 3, 1, hopper=True),
 ]
 # With an FP8 cache, whose blocks take half the memory.
 FP8_CANDIDATES = [
@@ -72,6 +74,10 @@ FP8_CANDIDATES = [
     *(Tiling(32, 64, 8, stages, 1, 2) for stages in (2, 3)),
     *(Tiling(32, 32, 8, stages, 1, 2) for stages in (3, 4)),
     *(Tiling(64, tokens, 8, 2, 1, 2) for tokens in (32, 64)),
+    Tiling(16, 64, 4, 3, 2, hopper=True),
+    Tiling(16, 64, 8, 5, 1, hopper=True),
+    *(Tiling(rows, 128, 8, 3, 1, hopper=True) for rows in (16, 32)),
+    *(Tiling(rows, 64, 8, 4, 1, hopper=True) for rows in (32, 64)),
 ]
 # Times the number of parts that occupies the GPU once, and the fewest blocks of a part
 PARTS = [(1, 1), (1, 2), (1, 4), (2, 1)]
@@ -115,15 +121,17 @@ class Case:
         return self.batch * self.length * (LATENT + ROPE) * self.dtype.itemsize
 
 
+SMALLER = (8, 4096), (32, 1024)
 CASES = [
     *(Case(16, batch, length) for batch in (1, 8, 64, 256) for length in (512, 4096, 32768)),
     Case(16, 32, 1024),
     Case(16, 256, 1024),
     Case(16, 64, 4096, page_size=16),
     Case(16, 64, 4096, page_size=1),
-    Case(16, 64, 4096, queries=2),
-    Case(16, 64, 4096, queries=4),
-    *(Case(128, *shape) for shape in ((1, 4096), (8, 4096), (32, 1024), (64, 4096), (256, 1024))),
+    *(Case(16, 64, 4096, queries=queries) for queries in (2, 4, 8)),
+    *(Case(16, *shape, queries=queries) for shape in SMALLER for queries in (2, 4)),
+    *(Case(128, *shape) for shape in ((1, 4096), *SMALLER, (64, 4096), (256, 1024))),
+    Case(128, 64, 4096, queries=2),
 ]
 
 

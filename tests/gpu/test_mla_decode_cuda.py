@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.kernels.attention.decode_schedule import (
     DecodeSchedule,
     decode_schedule,
@@ -14,12 +16,14 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from support.captured_decode import check_captured
-from support.cuda import assert_rows_close, forbid_waiting
+from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
 
 pytestmark = pytest.mark.gpu
 
+CUDA = torch.device("cuda")
 LATENT, ROPE, SCALE = 512, 64, 0.1147
 LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
 
@@ -79,6 +83,15 @@ def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -
     assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
 
 
+@pytest.mark.parametrize(("heads", "queries"), [(16, 3), (16, 8), (64, 2), (128, 2), (128, 4)])
+def test_query_rows(heads: int, queries: int) -> None:
+    """48 rows to 512: a tile that is not full, and up to eight tiles."""
+    q, paged = inputs(LENGTHS, heads, queries, 16, torch.bfloat16)
+    schedule = schedule_of(paged, heads, queries, max(LENGTHS) + queries - 1)
+    got = decode(q, paged, schedule, queries)
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
+
+
 @pytest.mark.parametrize("parts", [1, 5, 16])
 @pytest.mark.parametrize("heads", [16, 8])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -132,11 +145,52 @@ def test_schedule(requests: int) -> None:
         assert torch.equal(got.part_size, expected.part_size)
 
 
-@pytest.mark.parametrize("heads", [16, 128])
-def test_graph_follows_the_lengths(heads: int) -> None:
-    q, paged = inputs(LENGTHS, heads, 1, 64, torch.bfloat16)
+@pytest.mark.parametrize(("heads", "queries"), [(16, 1), (128, 1), (16, 2), (16, 4), (128, 2)])
+def test_graph_follows_the_lengths(heads: int, queries: int) -> None:
+    """The requests of padding have fewer rows than queries."""
+    q, paged = inputs(LENGTHS, heads, queries, 64, torch.bfloat16)
+    longest = max(LENGTHS) + queries - 1
+
+    def rows_of(attended: Tensor) -> Tensor:
+        return attended.view(-1, queries * heads, LATENT)
+
     check_captured(
         paged,
-        lambda: decode(q, paged, schedule_of(paged, heads, 1, max(LENGTHS))),
-        lambda few: expected_attention(q[: len(few.rows)], few, LATENT, SCALE, 1),
+        lambda: rows_of(decode(q, paged, schedule_of(paged, heads, queries, longest), queries)),
+        lambda few: rows_of(
+            expected_attention(q[: queries * len(few.rows)], few, LATENT, SCALE, queries)
+        ),
     )
+
+
+@pytest.mark.parametrize("queries", [1, 2, 4])
+def test_rows_of_a_slot_in_a_step(queries: int) -> None:
+    """The backend reads the cache once for all rows of a slot, in a graph that was captured with rows of padding."""
+    q, paged = inputs(LENGTHS, 16, queries, 64, torch.bfloat16)
+    spec = LatentAttentionSpec(
+        num_heads=16,
+        scale=SCALE,
+        kv_lora_rank=LATENT,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=128,
+    )
+    backend = TritonBackend(spec, CUDA, torch.bfloat16, torch.bfloat16)
+    slots = torch.full((len(q),), paged.idle_slot(), device=CUDA)
+    lengths = torch.ones_like(slots, dtype=torch.int32)
+    paged.cache[0] = 0
+    longest = int(paged.lengths.max())
+    layout = StepLayout(paged.page_table, 64, slots, lengths, longest, queries_per_slot=queries)
+
+    def step() -> Tensor:
+        attention = backend.plan(layout)
+        torch.zeros(1, device=CUDA)  # stands for a step's embedding before its layers (`pdl.py`)
+        return attention.mla_decode(*q.split([LATENT, ROPE], dim=-1), paged.cache)
+
+    replay, out = captured(step)
+    assert out.isfinite().all()
+    slots.copy_(paged.slots.repeat_interleave(queries))
+    later = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=CUDA)
+    lengths.copy_((paged.lengths[:, None] - later).flatten())
+    replay()
+    assert_rows_close(out, expected_attention(q, paged, LATENT, SCALE, queries))

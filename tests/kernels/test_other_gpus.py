@@ -225,12 +225,14 @@ def test_tiles_are_within_the_limits(found: Limits) -> None:
 
 def test_tilings_of_an_h200() -> None:
     """A change of limits or candidates must not change the tiles that were measured on an H200."""
-    wide, narrow = Tiling(16, 64, 4, 3, 1, 8, 1), Tiling(16, 32, 4, 3, 2, 8, 2)
+    narrow = Tiling(16, 32, 4, 3, 2, 8, 2)
+    wide = Tiling(16, 64, 4, 3, 1, hopper=True)
     assert tiling(16, 1, on=H200) == replace(narrow, pieces=4, min_blocks=1)
     assert {tiling(16, requests, on=H200) for requests in (2, 64, 240)} == {wide}
     assert {tiling(16, requests, on=H200) for requests in (241, 1000)} == {narrow}
-    for heads, queries in ((16, 2), (16, 4), (128, 1)):
-        assert tiling(heads, 64, queries, on=H200) == Tiling(64, 64, 8, 2, 1, 2, 1)
+    assert tiling(16, 64, 2, on=H200) == Tiling(32, 64, 4, 3, 1, hopper=True)
+    for heads, queries in ((16, 4), (128, 1)):
+        assert tiling(heads, 64, queries, on=H200) == Tiling(64, 64, 8, 3, 1, hopper=True)
     assert gqa_tiling(1, 128, on=H200) == Tiling(16, 64, 4, 3, 4, 1, 2)
     assert gqa_tiling(4, 256, on=H200) == Tiling(16, 64, 4, 3, 3, 1, 2)
     assert gqa_tiling(1, 320, head_dim=192, on=H200) == Tiling(16, 32, 4, 3, 3, 1, 2)

@@ -71,9 +71,9 @@ def check_limits(found: Limits, model: ModelConfig, *, fp8: bool = False) -> Non
     check_architecture(found)
     for spec in model.attention_specs:
         if isinstance(spec, LatentAttentionSpec):
-            width = spec.kv_lora_rank + spec.qk_rope_head_dim
+            widths = spec.kv_lora_rank, spec.qk_rope_head_dim
             for requests in (1, 2, MANY_REQUESTS + 1):
-                tiling(spec.num_heads, requests, width=width, fp8=fp8, on=found)
+                tiling(spec.num_heads, requests, widths=widths, fp8=fp8, on=found)
         else:
             assert isinstance(spec, GroupedQueryAttentionSpec), f"attention {type(spec)}"
             width, share = spec.head_dim + spec.v_head_dim, spec.num_heads // spec.num_kv_heads

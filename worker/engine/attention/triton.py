@@ -174,9 +174,11 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Ti
         chosen = gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device))
         parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
         return lambda *_: (chosen, parts)
+    assert isinstance(spec, LatentAttentionSpec), f"attention {type(spec)}"
+    widths = spec.kv_lora_rank, spec.qk_rope_head_dim
 
     def tiles(requests: int, queries: int) -> tuple[Tiling, int]:
-        chosen = tiling(heads, requests, queries, fp8=fp8, on=limits(device))
+        chosen = tiling(heads, requests, queries, widths=widths, fp8=fp8, on=limits(device))
         return chosen, num_parts(chosen, heads, queries, device)
 
     return tiles

@@ -19,16 +19,24 @@ class Tiling:
     programs_per_sm: int  # programs that fit one multiprocessor's registers and shared memory
     pieces: int = 1  # of a latent (MLA), each with its own sum of scores
     min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
+    hopper: bool = (
+        False  # of MLA's kernels for Hopper (`mla_decode_hopper.py`, `mla_decode_wide.py`)
+    )
 
     def shared_bytes(self, query_width: int, row_width: int, *, fp8: bool = False) -> int:
         """Returns an upper bound of a program's shared memory, for queries and cached rows of so many numbers: blocks of
-        all stages but one, queries, and weights. Products of 64 rows take FP8 blocks from shared memory as float16."""
+        all stages but one, queries, and weights. Triton's products of 64 rows take FP8 blocks from shared memory as
+        float16."""
         block = self.block_tokens * row_width
         blocks = (self.num_stages - 1) * block * (1 if fp8 else 2)
-        converted = 2 * block if fp8 and self.block_rows >= 64 else 0
+        converted = 2 * block if fp8 and self.block_rows >= 64 and not self.hopper else 0
         return blocks + converted + 2 * self.block_rows * (query_width + self.block_tokens)
 
 
+# Widths of the latent and the rotary part that Hopper's kernels are made for: DeepSeek's
+HOPPER_WIDTHS = (512, 64)
+# Query rows of `mla_decode_wide.py`
+WIDE_ROWS = 64
 # Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
 MANY_REQUESTS = 240
 
@@ -38,18 +46,20 @@ def tiling(
     requests: int,
     queries: int = 1,
     *,
-    width: int = 576,
+    widths: tuple[int, int] = HOPPER_WIDTHS,
     fp8: bool = False,
     on: Limits,
 ) -> Tiling:
-    """Returns the tiling of MLA decode, for `queries` new tokens of each of so many requests, whose cached rows have
-    `width` numbers, in FP8 or in 16 bits. Raises UnsupportedDevice.
+    """Returns the tiling of MLA decode, for `queries` new tokens of each of so many requests. `widths` are the numbers of
+    the latent and the rotary part of a cached row, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
     On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
-    (docs/design/kernels.md). For more rows Hopper's kernel has 64 rows, filled or not, and is faster than the Triton kernel
-    with tiles of 32 rows for 2 new tokens.
+    (docs/design/kernels.md).
     """
-    candidates = _mla_candidates(num_heads * queries, requests, on, fp8=fp8)
+    rows, width = num_heads * queries, sum(widths)
+    candidates = _mla_candidates(rows, requests, on, fp8=fp8)
+    if on.is_hopper and widths == HOPPER_WIDTHS:
+        candidates = [*_hopper_candidates(rows, requests, fp8=fp8), *candidates]
 
     def needed(tiles: Tiling) -> int:
         return tiles.shared_bytes(width, width, fp8=fp8)
@@ -57,9 +67,22 @@ def tiling(
     return _legal("MLA decode attention", candidates, needed, on)
 
 
+def _hopper_candidates(rows: int, requests: int, *, fp8: bool) -> list[Tiling]:
+    few = Tiling(16, 64, 4, num_stages=3, programs_per_sm=1, hopper=True)
+    if rows <= 16 and fp8:
+        # Rows take half the memory, so two programs have large blocks: one computes while the other loads
+        return [replace(few, programs_per_sm=2)]
+    if rows <= 16:
+        return [few] if 1 < requests <= MANY_REQUESTS else []
+    if rows <= 32:
+        some = replace(few, block_rows=32)
+        return [replace(some, block_tokens=128, num_warps=8) if fp8 else some]
+    tall = replace(few, block_rows=WIDE_ROWS, num_warps=8)
+    return [replace(tall, num_stages=4) if fp8 else tall]
+
+
 def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[Tiling]:
     if rows <= 16 and fp8:
-        # Rows take half the memory, so two programs have large blocks: one converts while the other loads
         pair = Tiling(16, 64, 4, num_stages=3, programs_per_sm=2, pieces=4)
         return [pair, replace(pair, block_tokens=32)]
     narrow = Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=8, min_blocks=2)
@@ -72,12 +95,9 @@ def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[
         return [narrow]
     low = Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
     lowest = replace(low, block_tokens=32)
-    tall = replace(low, block_rows=64)
-    if on.is_hopper and not fp8:  # `mla_decode_wide.py`
-        return [tall, low, lowest]
     if rows <= 32 or on.has_tensor_memory or fp8:  # tiles of 64 rows of FP8 spill registers
         return [low, lowest]
-    return [tall, low, lowest]
+    return [replace(low, block_rows=64), low, lowest]
 
 
 def _legal(

@@ -18,22 +18,16 @@ import triton
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.decode_tiling import HOPPER_WIDTHS, WIDE_ROWS
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.merge_parts import (
     Parts,
     merge_parts,
     partial_results,
 )
-from mla_router.worker.kernels.attention.mla_decode_hopper import (
-    attend_hopper_kernel,
-    suits_hopper,
-)
+from mla_router.worker.kernels.attention.mla_decode_hopper import attend_hopper_kernel
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
-from mla_router.worker.kernels.attention.mla_decode_wide import (
-    NUM_WARPS,
-    attend_wide_kernel,
-    suits_wide,
-)
+from mla_router.worker.kernels.attention.mla_decode_wide import attend_wide_kernel
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales, is_fp8
@@ -130,6 +124,9 @@ def mla_decode_triton(
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
     assert prefixes is None or queries == 1, f"prefixes of requests with {queries} queries each"
+    assert not schedule.tiling.hopper or (latent, rope) == HOPPER_WIDTHS, (
+        f"{schedule.tiling}, rows of {latent} and {rope} numbers"
+    )
     assert fp8 or (cache.dtype == q_latent.dtype and kv_scale == 1), (
         f"cache {cache.dtype} with scale {kv_scale}, q_latent {q_latent.dtype}"
     )
@@ -149,7 +146,7 @@ def mla_decode_triton(
         arguments = (
             q_latent,
             q_pe,
-            as_words(cache),
+            cache if tiling.hopper else as_words(cache),
             page_table,
             slots,
             lengths,
@@ -168,39 +165,42 @@ def mla_decode_triton(
             q_pe.stride(1),
             page_table.stride(0),
         )
-        shape = {"HEADS": heads, "LATENT": latent, "ROPE": rope, "PAGE_SIZE": cache.shape[1]}
-        if not fp8 and suits_hopper(tiling, q_latent, q_pe, queries):
-            attend_hopper_kernel[(schedule.num_parts,)](
-                *arguments, **shape, SETTLED=settled, num_warps=4, **launch_options()
-            )
-            return Parts(partial_out, partial_lse, schedule)
-        programs = schedule.num_parts * triton.cdiv(rows, tiling.block_rows)
-        if not (fp8 or prefix) and suits_wide(tiling, q_latent, q_pe):
-            attend_wide_kernel[(programs,)](
+        shape = {
+            "HEADS": heads,
+            "QUERIES": queries,
+            "LATENT": latent,
+            "ROPE": rope,
+            "PAGE_SIZE": cache.shape[1],
+            "PREFIX": prefix,
+            "num_warps": tiling.num_warps,
+            **launch_options(),
+        }
+        dequantized = {"value_scale": kv_scale, "FP8": exponent_bits(cache.dtype)}
+        grid = (schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)
+        if not tiling.hopper:
+            attend_kernel[grid](
                 *arguments,
                 **shape,
-                QUERIES=queries,
-                SETTLED=settled,
-                num_warps=NUM_WARPS,
-                **launch_options(),
+                **dequantized,
+                BLOCK_ROWS=tiling.block_rows,
+                BLOCK_TOKENS=tiling.block_tokens,
+                STAGES=tiling.num_stages,
+                PIECES=min(tiling.pieces, latent // least),
+                # Tiles of 64 rows leave no registers for it
+                SETTLED=settled and tiling.block_rows < 64,
             )
-            return Parts(partial_out, partial_lse, schedule)
-        attend_kernel[(programs,)](
-            *arguments,
-            kv_scale,
-            **shape,
-            QUERIES=queries,
-            BLOCK_ROWS=tiling.block_rows,
-            BLOCK_TOKENS=tiling.block_tokens,
-            STAGES=tiling.num_stages,
-            PIECES=min(tiling.pieces, latent // least),
-            PREFIX=prefix,
-            # Tiles of 64 rows leave no registers for it
-            SETTLED=settled and tiling.block_rows < 64,
-            FP8=exponent_bits(cache.dtype),
-            num_warps=tiling.num_warps,
-            **launch_options(),
-        )
+        elif fp8 or tiling.block_rows < WIDE_ROWS:
+            attend_hopper_kernel[grid](
+                *arguments,
+                **shape,
+                **dequantized,
+                ROWS=tiling.block_rows,
+                TOKENS=tiling.block_tokens,
+                ROOMS=tiling.num_stages - 1,
+                SETTLED=settled,
+            )
+        else:
+            attend_wide_kernel[grid](*arguments, **shape, SETTLED=settled)
         return Parts(partial_out, partial_lse, schedule)
 
     if prefixes is None:

@@ -1,17 +1,17 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for at most 16 query rows.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon. Query rows are heads times new tokens of a request:
+up to 32, or any number over an FP8 cache.
 
 Its products are transposed. A warpgroup multiplies at least 64 rows, too many for 16 queries. So cached rows are the
 rows of the products and queries are the columns: scores are [tokens, queries], and transposed latents times weights are
-[latents, queries]. No row of a product is padding, and both products read the cached rows from shared memory, which
-saves the registers and instructions of Triton's small products. The Triton kernel (`mla_decode_kernel.py`) is otherwise
-the same, and serves all other cases.
+[latents, queries]. No row of a product is padding, and both products read cached rows of 16 bits from shared memory,
+which saves the registers and instructions of Triton's small products. FP8 rows become operands in registers
+(`fp8_operands.py`). The Triton kernel (`mla_decode_kernel.py`) is otherwise the same, and serves all other cases.
 
-Shared memory has room for two blocks of cached rows. Queries are loaded before the first block.
+Shared memory has room for a few blocks of cached rows. Queries are loaded after the copies of the first ones have begun.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -22,27 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.decode_parts import part_of, piece_at
-from mla_router.worker.kernels.attention.decode_tiling import Tiling
+from mla_router.worker.kernels.attention.fp8_numbers import operand
+from mla_router.worker.kernels.attention.fp8_operands import (
+    PIECE,
+    fp8_scores,
+    fp8_sums,
+    in_order,
+    ordered,
+)
 from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
-from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
-
-TOKENS = gl.constexpr(64)  # of a block: rows of the first product
-ROWS = gl.constexpr(16)  # query rows: columns of both products
-STAGES = gl.constexpr(2)
-
-
-def suits_hopper(tiling: Tiling, q_latent: Tensor, q_pe: Tensor, queries: int) -> bool:
-    """Whether `attend_hopper_kernel` serves the call: one new token of each request, a tile like its own, and rows that
-    fill whole lines of the swizzled layout in shared memory."""
-    return (
-        is_hopper(q_latent.device)
-        and queries == 1
-        and tiling.block_rows == ROWS.value
-        and tiling.block_tokens == TOKENS.value
-        and q_latent.shape[-1] in (64, 128, 256, 512)
-        and q_pe.shape[-1] == 64
-    )
 
 
 @reads_early({"SETTLED": SETTLED_ARGUMENTS})
@@ -68,36 +57,64 @@ def attend_hopper_kernel(
     q_pe_stride_t,
     q_pe_stride_h,
     page_table_stride,
+    value_scale,
     HEADS: gl.constexpr,
+    QUERIES: gl.constexpr,
     LATENT: gl.constexpr,
     ROPE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    ROOMS: gl.constexpr,
+    PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     if not SETTLED:
         wait_for_previous()
-    DTYPE: gl.constexpr = cache.dtype.element_ty
+    ALL_ROWS: gl.constexpr = HEADS * QUERIES
+    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
+    WARPS: gl.constexpr = gl.num_warps()
+    CACHED: gl.constexpr = cache.dtype.element_ty
+    DTYPE: gl.constexpr = gl.float16 if FP8 else CACHED
+    PIECES: gl.constexpr = LATENT // PIECE if FP8 else 1
+    WIDTH: gl.constexpr = LATENT // PIECES
     lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    short_lines: gl.constexpr = gl.NVMMASharedLayout(2 * ROWS, 16, rank=2)
-    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    product: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    of_columns: gl.constexpr = gl.SliceLayout(0, product)
-    latents = gl.allocate_shared_memory(DTYPE, [STAGES, TOKENS, LATENT], lines)
-    ropes = gl.allocate_shared_memory(DTYPE, [STAGES, TOKENS, ROPE], lines)
-    latent_queries = gl.allocate_shared_memory(DTYPE, [ROWS, LATENT], lines)
+    row_lines: gl.constexpr = gl.NVMMASharedLayout(
+        32 if ROWS == 16 else 64 if ROWS == 32 else 128, 16, rank=2
+    )
+    latent_lines: gl.constexpr = gl.SwizzledSharedLayout(16, 1, 8, [1, 0]) if FP8 else lines
+    rope_lines: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0]) if FP8 else lines
+    copied: gl.constexpr = gl.BlockedLayout([1, 16 if FP8 else 8], [4, 8], [WARPS, 1], [1, 0])
+    loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    # Warpgroups divide the tokens of the scores if there are enough, otherwise the queries
+    SHARE: gl.constexpr = ROWS * TOKENS // (16 * WARPS)
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [TOKENS // 16, 16 * WARPS // TOKENS], [16, SHARE, 16]
+    )
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ROWS, 16])
+    of_columns: gl.constexpr = gl.SliceLayout(0, of_scores)
+    sum_columns: gl.constexpr = gl.SliceLayout(0, of_sums)
+    latents = gl.allocate_shared_memory(CACHED, [ROOMS, TOKENS, LATENT], latent_lines)
+    ropes = gl.allocate_shared_memory(CACHED, [ROOMS, TOKENS, ROPE], rope_lines)
+    latent_queries = gl.allocate_shared_memory(DTYPE, [PIECES, ROWS, WIDTH], lines)
     rope_queries = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], lines)
-    weights = gl.allocate_shared_memory(DTYPE, [TOKENS, ROWS], short_lines)
+    weights = gl.allocate_shared_memory(DTYPE, [TOKENS, ROWS], row_lines)
 
+    # Neighbouring programs share a part, and its KV rows in L2
+    part = gl.program_id(0) // ROW_BLOCKS
+    first_row = gl.program_id(0) % ROW_BLOCKS * ROWS
     tokens = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, copied))
-    row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, copied)), 1)
-    latent = gl.expand_dims(gl.arange(0, LATENT, layout=gl.SliceLayout(0, copied)), 0)
-    rope = gl.expand_dims(gl.arange(0, ROPE, layout=gl.SliceLayout(0, copied)), 0)
-    at_latent = row * q_latent_stride_h + latent
-    at_rope = row * q_pe_stride_h + rope
-    token_of_scores = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, product))
-    head = gl.arange(0, ROWS, layout=of_columns)
+    row = gl.expand_dims(first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, loaded)), 1)
+    query, head = row // HEADS, row % HEADS
+    at_latent = query * q_latent_stride_t + head * q_latent_stride_h
+    latent = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, loaded)), 0)
+    at_latent += latent // 16 * 32 + latent % 16 if FP8 else latent
+    at_rope = query * q_pe_stride_t + head * q_pe_stride_h
+    at_rope += gl.expand_dims(gl.arange(0, ROPE, layout=gl.SliceLayout(0, loaded)), 0)
+    token_of_scores = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, of_scores))
+    column = first_row + gl.arange(0, ROWS, layout=of_columns)
 
-    part = gl.program_id(0)
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
         length, pages, first, last, is_whole = piece_at(
@@ -115,18 +132,13 @@ def attend_hopper_kernel(
         page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
-        token = request.to(gl.int64)
-        latent_query = gl.load(
-            q_latent + token * q_latent_stride_t + at_latent, mask=row < HEADS, other=0.0
-        )
-        rope_query = gl.load(q_pe + token * q_pe_stride_t + at_rope, mask=row < HEADS, other=0.0)
-        for stage in gl.static_range(STAGES):
-            block = first + stage
+        for ahead in gl.static_range(ROOMS):
+            block = first + ahead
             copy_rows(
                 cache,
                 page,
-                latents.index(stage),
-                ropes.index(stage),
+                latents.index(ahead),
+                ropes.index(ahead),
                 block,
                 last,
                 tokens,
@@ -134,47 +146,73 @@ def attend_hopper_kernel(
                 PAGE_SIZE,
             )
             page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
-        latent_queries.store(latent_query)
-        rope_queries.store(rope_query)
+        new_token = (request * QUERIES).to(gl.int64)
+        exists = row < ALL_ROWS
+        for piece in gl.static_range(PIECES):
+            at = q_latent + new_token * q_latent_stride_t
+            at += at_latent + (piece // 2 * 128 + piece % 2 * 16)
+            q = gl.load(at, mask=exists, other=0.0)
+            if FP8:
+                q = ordered(operand(q, FP8))
+            latent_queries.index(piece).store(q)
+        q = gl.load(q_pe + new_token * q_pe_stride_t + at_rope, mask=exists, other=0.0)
+        if FP8:
+            q = ordered(operand(q, FP8))
+        rope_queries.store(q)
+        # Each new token attends to itself and the tokens before
+        visible = length
+        if QUERIES > 1 and not PREFIX:
+            visible = gl.expand_dims(length - QUERIES + 1 + column // HEADS, 0)
 
         # Finite, so that a row which sees nothing gets weights 0 and not NaN
         maximum = gl.full([ROWS], -1e30, gl.float32, of_columns)
         # Each thread sums its own tokens; the sums of all threads are added at the end
-        weighed = gl.zeros([TOKENS, ROWS], gl.float32, product)
-        acc = gl.zeros([LATENT, ROWS], gl.float32, product)
+        weighed = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
+        acc = gl.zeros([LATENT, ROWS], gl.float32, of_sums)
         for i in range(first, last):
-            room = (i - first) % STAGES
+            room = (i - first) % ROOMS
             # This block has arrived, for all threads
-            async_copy.wait_group(STAGES - 1)
-            gl.thread_barrier()
+            async_copy.wait_group(ROOMS - 1)
             fence_async_shared()
-            scores = gl.zeros([TOKENS, ROWS], gl.float32, product)
-            scores = warpgroup_mma(
-                latents.index(room),
-                latent_queries.permute((1, 0)),
-                scores,
-                use_acc=False,
-                is_async=True,
-            )
-            scores = warpgroup_mma(
-                ropes.index(room), rope_queries.permute((1, 0)), scores, is_async=True
-            )
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            exists = gl.expand_dims(i * TOKENS + token_of_scores < length, 1)
-            scores = gl.where(exists, scores * scale_log2, float("-inf"))
+            gl.thread_barrier()
+            if FP8:
+                scores = fp8_scores(
+                    latents.index(room), ropes.index(room), latent_queries, rope_queries, of_scores
+                )
+            else:
+                scores = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
+                scores = warpgroup_mma(
+                    latents.index(room),
+                    latent_queries.index(0).permute((1, 0)),
+                    scores,
+                    use_acc=False,
+                    is_async=True,
+                )
+                scores = warpgroup_mma(
+                    ropes.index(room), rope_queries.permute((1, 0)), scores, is_async=True
+                )
+                scores = warpgroup_mma_wait(0, deps=[scores])
+            seen = gl.expand_dims(i * TOKENS + token_of_scores, 1) < visible
+            scores = gl.where(seen, scores * scale_log2, float("-inf"))
             new = gl.maximum(maximum, gl.max(scores, 0))
             scores = gl.exp2(scores - gl.expand_dims(new, 0))
-            shrink = gl.expand_dims(gl.exp2(maximum - new), 0)
+            shrink = gl.exp2(maximum - new)
             maximum = new
-            weighed = weighed * shrink + scores
+            weighed = weighed * gl.expand_dims(shrink, 0) + scores
             weights.store(scores.to(DTYPE))
+            acc *= gl.expand_dims(gl.convert_layout(shrink, sum_columns), 0)
             fence_async_shared()
-            across = latents.index(room).permute((1, 0))
-            acc = warpgroup_mma(across, weights, acc * shrink, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            gl.thread_barrier()
+            block = i + ROOMS
+            if FP8:
+                acc = fp8_sums(latents.index(room), weights, acc)
+            else:
+                acc = warpgroup_mma(
+                    latents.index(room).permute((1, 0)), weights, acc, is_async=True
+                )
+                acc = warpgroup_mma_wait(0, deps=[acc])
             # All threads have read this block
             gl.thread_barrier()
-            block = i + STAGES
             copy_rows(
                 cache,
                 page,
@@ -189,14 +227,22 @@ def attend_hopper_kernel(
             page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
         total_weight = gl.sum(weighed, 0)
         # A row that sees nothing of this part has weight 0
-        acc *= gl.expand_dims(1 / gl.where(total_weight == 0.0, 1.0, total_weight), 0)
-        if is_whole:
-            _store(out + request.to(gl.int64) * (HEADS * LATENT), acc, HEADS)
+        inverse = 1 / gl.where(total_weight == 0.0, 1.0, total_weight)
+        if FP8:
+            inverse *= value_scale
+        acc *= gl.expand_dims(gl.convert_layout(inverse, sum_columns), 0)
+        sums = acc
+        if FP8:
+            sums = in_order(acc)
+        if is_whole and not PREFIX:
+            place = request.to(gl.int64) * ALL_ROWS
+            _store(out + place * LATENT, sums, first_row, ALL_ROWS)
         else:
             # Parts and requests only grow from piece to piece: their sum is the piece's index
-            place = (part + request).to(gl.int64) * HEADS
-            _store(partial_out + place * LATENT, acc, HEADS)
-            gl.store(partial_lse + place + head, maximum + gl.log2(total_weight), mask=head < HEADS)
+            place = (part + request).to(gl.int64) * ALL_ROWS
+            _store(partial_out + place * LATENT, sums, first_row, ALL_ROWS)
+            lse = maximum + gl.log2(total_weight)
+            gl.store(partial_lse + place + column, lse, mask=column < ALL_ROWS)
         request += 1
         position = gl.load(block_starts + request)
     if SETTLED:
@@ -206,7 +252,7 @@ def attend_hopper_kernel(
 @gluon.jit
 def pages_of_rows(pages, block, tokens, length, PAGE_SIZE: gl.constexpr):
     """Returns the page of each row of a block; 0 beyond the end."""
-    at = block * TOKENS + tokens
+    at = block * tokens.shape[0] + tokens
     return gl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
 
 
@@ -218,7 +264,7 @@ def copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZ
         LATENT: gl.constexpr = latents.shape[1]
         ROPE: gl.constexpr = ropes.shape[1]
         columns: gl.constexpr = gl.SliceLayout(0, tokens.type.layout.parent)
-        at = block * TOKENS + tokens
+        at = block * tokens.shape[0] + tokens
         row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
         rows = cache + gl.expand_dims(row * (LATENT + ROPE), 1)
         exists = gl.expand_dims(at < length, 1)
@@ -230,10 +276,11 @@ def copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZ
 
 
 @gluon.jit
-def _store(out, sums, HEADS: gl.constexpr):
-    """Writes the first columns of sums [LATENT, ROWS], which are heads, as a row for each head."""
+def _store(out, sums, first_row, ALL_ROWS: gl.constexpr):
+    """Writes the columns of sums [LATENT, ROWS] as the rows of a request from `first_row` on."""
     layout: gl.constexpr = sums.type.layout
     latent = gl.expand_dims(gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, layout)), 1)
-    head = gl.expand_dims(gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout)), 0)
-    at = out + head * sums.shape[0] + latent
-    gl.store(at, sums.to(out.dtype.element_ty), mask=head < HEADS)
+    row = first_row + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout))
+    row = gl.expand_dims(row, 0)
+    at = out + row * sums.shape[0] + latent
+    gl.store(at, sums.to(out.dtype.element_ty), mask=row < ALL_ROWS)

@@ -1,17 +1,17 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 16 query rows, which are heads
-times new tokens of a request.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 32 query rows over a cache of 16
+bits. Query rows are heads times new tokens of a request.
 
 A program has 64 query rows, as many as a warpgroup multiplies at least. The sums [64, LATENT] of 512 columns fill half of
 the registers of a multiprocessor, so there is one program of two warpgroups. Each has half of the tokens of the scores, and
 half of the columns of the sums; weights go through shared memory. FlashMLA divides the sums in the same way
-(github.com/deepseek-ai/FlashMLA, docs/20250422-new-kernel-deep-dive.md).
+(github.com/deepseek-ai/FlashMLA, docs/20250422-new-kernel-deep-dive.md). The transposed products of `mla_decode_hopper.py`
+are slower here (docs/design/kernels.md).
 
 Shared memory has room for the queries and two blocks of cached rows.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -22,28 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.decode_parts import part_of, piece_at
-from mla_router.worker.kernels.attention.decode_tiling import Tiling
 from mla_router.worker.kernels.attention.mla_decode_hopper import copy_rows, pages_of_rows
 from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
-from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
 
 TOKENS = gl.constexpr(64)  # of a block: columns of the first product
 ROWS = gl.constexpr(64)  # query rows of both products
-STAGES = gl.constexpr(2)
-NUM_WARPS = 8
-
-
-def suits_wide(tiling: Tiling, q_latent: Tensor, q_pe: Tensor) -> bool:
-    """Whether `attend_wide_kernel` serves the call: a tile like its own, and cached rows that fill whole lines of the
-    swizzled layout in shared memory."""
-    return (
-        is_hopper(q_latent.device)
-        and tiling.block_rows == ROWS.value
-        and tiling.block_tokens == TOKENS.value
-        and q_latent.shape[-1] in (128, 256, 512)
-        and q_pe.shape[-1] == 64
-    )
+ROOMS = gl.constexpr(2)  # for blocks of cached rows
 
 
 @reads_early({"SETTLED": SETTLED_ARGUMENTS})
@@ -74,6 +59,7 @@ def attend_wide_kernel(
     LATENT: gl.constexpr,
     ROPE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
+    PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
 ):
     if not SETTLED:
@@ -86,8 +72,8 @@ def attend_wide_kernel(
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, TOKENS // 2, 16])
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, LATENT // 2, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    latents = gl.allocate_shared_memory(DTYPE, [STAGES, TOKENS, LATENT], lines)
-    ropes = gl.allocate_shared_memory(DTYPE, [STAGES, TOKENS, ROPE], lines)
+    latents = gl.allocate_shared_memory(DTYPE, [ROOMS, TOKENS, LATENT], lines)
+    ropes = gl.allocate_shared_memory(DTYPE, [ROOMS, TOKENS, ROPE], lines)
     latent_queries = gl.allocate_shared_memory(DTYPE, [ROWS, LATENT], lines)
     rope_queries = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], lines)
     weights = gl.allocate_shared_memory(DTYPE, [ROWS, TOKENS], lines)
@@ -122,13 +108,13 @@ def attend_wide_kernel(
         page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
-        for stage in gl.static_range(STAGES):
-            block = first + stage
+        for ahead in gl.static_range(ROOMS):
+            block = first + ahead
             copy_rows(
                 cache,
                 page,
-                latents.index(stage),
-                ropes.index(stage),
+                latents.index(ahead),
+                ropes.index(ahead),
                 block,
                 last,
                 tokens,
@@ -145,7 +131,9 @@ def attend_wide_kernel(
             gl.load(q_pe + new_token * q_pe_stride_t + at_rope, mask=exists, other=0.0)
         )
         # Each new token attends to itself and the tokens before
-        visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
+        visible = length
+        if not PREFIX:
+            visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
 
         # Finite, so that a row which sees nothing gets weights 0 and not NaN
         maximum = gl.full([ROWS], -1e30, gl.float32, of_rows)
@@ -153,9 +141,9 @@ def attend_wide_kernel(
         weighed = gl.zeros([ROWS, TOKENS], gl.float32, of_scores)
         acc = gl.zeros([ROWS, LATENT], gl.float32, of_sums)
         for i in range(first, last):
-            room = (i - first) % STAGES
+            room = (i - first) % ROOMS
             # This block has arrived, for all threads
-            async_copy.wait_group(STAGES - 1)
+            async_copy.wait_group(ROOMS - 1)
             fence_async_shared()
             gl.thread_barrier()
             scores = gl.zeros([ROWS, TOKENS], gl.float32, of_scores)
@@ -185,7 +173,7 @@ def attend_wide_kernel(
             acc = warpgroup_mma_wait(0, deps=[acc])
             # All threads have read this block
             gl.thread_barrier()
-            block = i + STAGES
+            block = i + ROOMS
             copy_rows(
                 cache,
                 page,
@@ -202,7 +190,7 @@ def attend_wide_kernel(
         # A row that sees nothing of this part has weight 0
         inverse = 1 / gl.where(total_weight == 0.0, 1.0, total_weight)
         acc *= gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, of_sums)), 1)
-        if is_whole:
+        if is_whole and not PREFIX:
             place = request.to(gl.int64) * ALL_ROWS
             _store(out + place * LATENT, acc, first_row, ALL_ROWS)
         else:
