@@ -62,6 +62,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    parser.set_defaults(engine_flags=())  # more flags of the mock engines (`lockstep.py`)
     return parser.parse_args()
 
 
@@ -119,6 +120,7 @@ def engines(args: argparse.Namespace) -> Iterator[tuple[list[str], int]]:
         # As many requests run as fit into the KV cache, as in SGLang.
         *("--kv-tokens", args.kv_tokens, "--max-running-requests", 256, "--stream-interval", 8),
         *(["--in-batch-sharing"] if args.in_batch_sharing else []),
+        *args.engine_flags,
     ]
     with running(command) as pid:
         for worker in range(args.workers):
@@ -180,6 +182,7 @@ def measure(
         "ttft_p50_s": round(felt["ttft"]["p50"], 3),
         "ttft_p99_s": round(felt["ttft"]["p99"], 3),
         "load_spread": spread([its["request_seconds"] for its in each]),
+        "busy_share": round(total["busy_seconds"] / len(urls) / seconds, 3),
         "requests_spread": spread([its["requests"] for its in each]),
         "errors": felt["errors"],
         "router_cpu": round((spent[0] - busy[0]) / seconds, 2),

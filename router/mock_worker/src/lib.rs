@@ -12,6 +12,7 @@ pub mod cache;
 pub mod client;
 pub mod engine;
 pub mod fault;
+pub mod lockstep;
 pub mod port;
 pub mod query;
 pub mod raw;
@@ -24,6 +25,7 @@ pub mod worker;
 
 pub use engine::{Stats, Totals};
 pub use fault::{Fault, Garbage, Kind};
+pub use lockstep::Lockstep;
 pub use port::{Listener, Port};
 pub use settings::{Flavour, Settings};
 pub use worker::MockWorker;

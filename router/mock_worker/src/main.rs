@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::{io, net::SocketAddr, process::ExitCode};
+use std::{io, net::SocketAddr, process::ExitCode, sync::Arc};
 
 use clap::Parser;
-use mla_mock_worker::{MockWorker, Port, Settings};
+use mla_mock_worker::{Lockstep, MockWorker, Port, Settings};
 use tokio::task::JoinSet;
 
 /// Play an engine, for tests and benches of a router
@@ -19,6 +19,10 @@ struct Arguments {
     /// Engines, on this port and those after it
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u16,
+
+    /// Steps of all engines take as long as the slowest one's, like those of ranks that share experts
+    #[arg(long)]
+    lockstep: bool,
 
     #[command(flatten)]
     settings: Settings,
@@ -39,12 +43,14 @@ async fn main() -> ExitCode {
 /// Returns when the first worker has died.
 async fn run(arguments: Arguments) -> io::Result<()> {
     let mut workers = JoinSet::new();
+    let lockstep = arguments.lockstep.then(|| Arc::new(Lockstep::new(arguments.count.into())));
     for number in 0..arguments.count {
         let mut address = arguments.listen;
         if address.port() != 0 {
             address.set_port(address.port() + number);
         }
-        let mut worker = MockWorker::listen(Port::at(address)?, arguments.settings.clone()).await?;
+        let (port, settings) = (Port::at(address)?, arguments.settings.clone());
+        let mut worker = MockWorker::listen_in(port, settings, lockstep.clone()).await?;
         println!("{}", worker.url());
         workers.spawn(async move { worker.died().await });
     }

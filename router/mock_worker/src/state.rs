@@ -17,6 +17,7 @@ use tokio::{
 use crate::{
     engine::{Engine, Request, Stats},
     fault::{CurrentFault, Fault, Kind},
+    lockstep::Lockstep,
     settings::Settings,
     socket::Freezer,
 };
@@ -31,7 +32,7 @@ pub enum Order {
     RestartEmpty,
 }
 
-/// Polling interval of a stopped engine.
+/// Polling interval of a stopped engine, and of idle engines in lockstep.
 const POLL_PERIOD: Duration = Duration::from_millis(5);
 
 /// One worker.
@@ -41,17 +42,23 @@ pub struct State {
     pub freezer: Arc<Freezer>,
     engine: Mutex<Engine>,
     work: Notify,
+    lockstep: Option<Arc<Lockstep>>,
     boot: AtomicU64,
     orders: UnboundedSender<Order>,
 }
 
 impl State {
-    pub fn new(settings: Settings, orders: UnboundedSender<Order>) -> Self {
+    pub fn new(
+        settings: Settings,
+        lockstep: Option<Arc<Lockstep>>,
+        orders: UnboundedSender<Order>,
+    ) -> Self {
         Self {
             fault: CurrentFault::new(settings.fault.clone()),
             freezer: Arc::default(),
             engine: Mutex::new(Engine::new(settings.clone())),
             work: Notify::new(),
+            lockstep,
             boot: AtomicU64::new(fastrand::u64(..)),
             orders,
             settings,
@@ -106,17 +113,33 @@ impl State {
         self.engine.lock().stats()
     }
 
+    /// Returns the time of the next step, `own` or that of the slowest engine in lockstep. Without work it returns
+    /// `None`, when there may be some.
+    async fn agreed(&self, own: Option<Duration>) -> Option<Duration> {
+        let Some(group) = &self.lockstep else {
+            if own.is_none() {
+                self.work.notified().await;
+            }
+            return own;
+        };
+        let slowest = group.agree(own).await;
+        if slowest.is_none() {
+            sleep(POLL_PERIOD).await;
+        }
+        slowest
+    }
+
     /// Runs the steps of the engine in real time.
     pub async fn run(&self) {
         let mut now = Instant::now();
         loop {
             let planned = self.engine.lock().plan();
-            let Some(time) = planned else {
-                self.work.notified().await;
+            let own = planned.map(|time| time.mul_f64(self.fault.slowness()));
+            let Some(time) = self.agreed(own).await else {
                 now = Instant::now();
                 continue;
             };
-            now = (now + time.mul_f64(self.fault.slowness())).max(Instant::now() - CATCH_UP);
+            now = (now + time).max(Instant::now() - CATCH_UP);
             if time.is_zero() {
                 tokio::task::yield_now().await;
             } else {

@@ -12,6 +12,7 @@ use tokio::{
 use crate::{
     engine::Stats,
     fault::Fault,
+    lockstep::Lockstep,
     port::{Listener, Port},
     server::answer,
     settings::Settings,
@@ -34,9 +35,18 @@ impl MockWorker {
     }
 
     pub async fn listen(port: Port, settings: Settings) -> io::Result<Self> {
+        Self::listen_in(port, settings, None).await
+    }
+
+    /// `listen` of one of the engines in lockstep.
+    pub async fn listen_in(
+        port: Port,
+        settings: Settings,
+        lockstep: Option<Arc<Lockstep>>,
+    ) -> io::Result<Self> {
         let listener = port.listen().await?;
         let (orders, received) = unbounded_channel();
-        let state = Arc::new(State::new(settings, orders));
+        let state = Arc::new(State::new(settings, lockstep, orders));
         let mut server = JoinSet::new();
         server.spawn(serve(listener, Arc::clone(&state), received));
         Ok(Self { port, state, server })
