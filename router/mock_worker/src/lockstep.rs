@@ -7,6 +7,7 @@ use tokio::sync::Barrier;
 
 /// A group of engines. One that ends stops the others, as with real ranks.
 pub struct Lockstep {
+    pub engines: usize,
     turn: Mutex<Turn>,
     arrived: Barrier,
     agreed: Barrier,
@@ -22,7 +23,7 @@ struct Turn {
 impl Lockstep {
     pub fn new(engines: usize) -> Self {
         let [arrived, agreed] = [Barrier::new(engines), Barrier::new(engines)];
-        Self { turn: Mutex::default(), arrived, agreed }
+        Self { engines, turn: Mutex::default(), arrived, agreed }
     }
 
     /// Waits for all engines. Returns the time of the slowest one's step, or `None` if none has work. `own`: the same

@@ -95,6 +95,7 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
             if settings.flavour == Flavour::Mla {
                 info["boot_id"] = state.boot_id().into();
                 info["in_batch_prefix_sharing"] = settings.in_batch_sharing.into();
+                info["attn_dp_size"] = state.group_size().into();
             }
             ok(info.to_string())
         }

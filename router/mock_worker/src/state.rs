@@ -113,6 +113,11 @@ impl State {
         self.engine.lock().stats()
     }
 
+    /// Returns the number of engines in lockstep, this one included.
+    pub fn group_size(&self) -> usize {
+        self.lockstep.as_ref().map_or(1, |group| group.engines)
+    }
+
     /// Returns the time of the next step, `own` or that of the slowest engine in lockstep. Without work it returns
     /// `None`, when there may be some.
     async fn agreed(&self, own: Option<Duration>) -> Option<Duration> {

@@ -28,6 +28,9 @@ pub struct WorkerInfo {
     pub in_batch_prefix_sharing: bool,
     /// Number of data-parallel ranks; each has a KV cache of that size.
     pub dp_size: Option<u32>,
+    /// Number of workers that launch each step together, this one included.
+    #[serde(default)]
+    attn_dp_size: u32,
     /// `None` for an unknown engine.
     #[serde(skip)]
     pub runtime: Option<Runtime>,
@@ -49,6 +52,11 @@ impl WorkerInfo {
             (None, None) => None,
         };
         info
+    }
+
+    /// Whether a step lasts as long as the longest one of a group of workers (DP attention).
+    pub fn shares_steps(&self) -> bool {
+        self.attn_dp_size > 1
     }
 
     /// Adds the size of the KV cache from a page of vLLM's `/metrics`. Other pages change nothing.
@@ -114,6 +122,18 @@ mod tests {
         assert_eq!(of(r#"{"max_total_num_tokens":9}"#, ""), Some(Runtime::Sglang));
         assert_eq!(of("", "# HELP\nvllm:num_requests_running 0\n"), Some(Runtime::Vllm));
         assert_eq!(of("{}", "up 1\n"), None);
+    }
+
+    #[test]
+    fn dp_ranks_share_their_steps() {
+        let of = |size: &str| {
+            let body = format!(r#"{{"boot_id":"a","max_total_num_tokens":9{size}}}"#);
+            WorkerInfo::parse(body.as_bytes()).shares_steps()
+        };
+        assert_eq!(
+            ["", r#","attn_dp_size":1"#, r#","attn_dp_size":8"#].map(of),
+            [false, false, true]
+        );
     }
 
     #[test]

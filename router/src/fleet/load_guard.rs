@@ -137,10 +137,13 @@ impl LoadGuard {
     }
 
     /// Records the number of prompt tokens that the worker has computed. With the time of the first byte it gives the
-    /// speed of the worker.
+    /// speed of the worker. A worker that shares its steps has none: the prompts of others are in the time.
     pub fn computed(&mut self, tokens: u64) {
-        if let Some(waited) = self.waited.take() {
-            self.replica.backend.speed.observe(self.tokens_before, tokens, waited);
+        let backend = &self.replica.backend;
+        if let Some(waited) = self.waited.take()
+            && !backend.info.load().shares_steps()
+        {
+            backend.speed.observe(self.tokens_before, tokens, waited);
         }
     }
 
@@ -200,7 +203,7 @@ mod tests {
     use tokio::time::{advance, timeout};
 
     use super::*;
-    use crate::{Config, router::Router};
+    use crate::{Config, engine::WorkerInfo, router::Router};
 
     const TRIAL_AFTER: Duration = Duration::from_secs(5);
 
@@ -217,6 +220,24 @@ mod tests {
 
     fn admits(worker: &Replica) -> bool {
         worker.backend.breaker.admits(Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dp_rank_has_no_speed_of_its_own() {
+        for (size, is_known) in [("1", true), ("8", false)] {
+            let worker = worker();
+            let info =
+                format!(r#"{{"boot_id":"a","max_total_num_tokens":9,"attn_dp_size":{size}}}"#);
+            worker.backend.info.store(Arc::new(WorkerInfo::parse(info.as_bytes())));
+            for request in 0..60 {
+                let tokens = 1000 + 100 * (request % 4);
+                let mut guard = worker.reserve(tokens, Reason::Cold);
+                advance(Duration::from_micros(200 * tokens)).await;
+                guard.prefill_done(true);
+                guard.computed(tokens);
+            }
+            assert_eq!(worker.backend.speed.token_seconds().is_some(), is_known, "{size}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
