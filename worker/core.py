@@ -263,13 +263,21 @@ class Capacity:
     tokens_per_row: int = 1  # most tokens that a decode row gives in one step
     image_tokens: int = 0  # most embeddings of images on the device; 0: the model takes no images
     image_tiles: int = 1  # most tiles of one batch of the vision tower
+    # Of the layers that have pages of their own (`kv_cache/spec.py`), in tokens. A page is then of either kind of layers
+    window: int | None = None
+
+    @property
+    def page_kinds(self) -> int:
+        """Pages that hold `page_size` tokens of all layers."""
+        return 1 if self.window is None else 2
 
     @property
     def max_total_tokens(self) -> int:
-        return self.num_pages * self.page_size
+        return self.num_pages // self.page_kinds * self.page_size
 
     @property
     def pages_per_request(self) -> int:
+        """Entries of a request in the page table: of window pages as many again, behind the others."""
         return -(-self.context_length // self.page_size)
 
 

@@ -60,7 +60,7 @@ def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
 def as_many_as_fit(engine: Engine, args: argparse.Namespace) -> int:
     """Up to 512, in whole eights."""
     capacity = engine.capacity
-    pages_each = -(-(args.input_len + args.output_len) // capacity.page_size)
+    pages_each = -(-(args.input_len + args.output_len) // capacity.page_size) * capacity.page_kinds
     return min(512, capacity.num_slots, capacity.num_pages // pages_each) // 8 * 8
 
 
@@ -72,8 +72,11 @@ class Batch:
         capacity, draw = engine.capacity, random.Random(SEED)
         self.length = args.input_len
         total = args.input_len + args.output_len
+        # With a window page for each page, as if the prompt were computed in one chunk
         self.pages_each = -(-total // capacity.page_size)
-        if size > capacity.num_slots or size * self.pages_each > capacity.num_pages:
+        self.kinds, self.window_column = capacity.page_kinds, capacity.pages_per_request
+        needed = size * self.pages_each * self.kinds
+        if size > capacity.num_slots or needed > capacity.num_pages:
             raise SystemExit(f"batch size {size} of {total} tokens each does not fit: {capacity}")
         vocabulary = engine.model.config.vocab_size
         self.prompts = [
@@ -101,10 +104,12 @@ class Batch:
             yield StepPlan((), (), tuple(chunks), writes, tuple(admitted))
 
     def page_writes(self, slots: Iterable[int]) -> tuple[tuple[int, int, int], ...]:
+        each = self.pages_each
         return tuple(
-            (slot, index, 1 + slot * self.pages_each + index)
+            (slot, kind * self.window_column + index, 1 + (slot * self.kinds + kind) * each + index)
             for slot in slots
-            for index in range(self.pages_each)
+            for kind in range(self.kinds)
+            for index in range(each)
         )
 
     def begin_without_prefill(self) -> StepPlan:

@@ -83,6 +83,22 @@ def test_an_fp8_folder(tmp_path: Path) -> None:
     check_folder("v3 in FP8", tmp_path / "fp8", Reference(tmp_path / "plain"), (CHUNKED,))
 
 
+def test_window_pages_when_memory_is_short(tmp_path: Path) -> None:
+    """All window pages that no request reads are taken, and requests are retracted."""
+    write_tiny_model(tmp_path, **CONFIGS["gemma2"])
+    reference, rng = Reference(tmp_path), random.Random(0)
+    shared = [rng.randrange(reference.vocab_size) for _ in range(90)]
+    prompts = [
+        [*shared[:common], *(rng.randrange(reference.vocab_size) for _ in range(own))]
+        for common, own in ((90, 110), (90, 3), (0, 250), (50, 100), (90, 40), (0, 333))
+    ]
+    expected = [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
+    flags = {"page_size": 1, "max_total_tokens": 360, "chunked_prefill_size": 32}
+    with processes.together(processes.worker(tmp_path, **flags)) as (worker,):
+        for _ in range(2):
+            check("short of memory", worker.url, prompts, expected)
+
+
 def check_folder(
     name: str, folder: Path, reference: Reference, settings: Sequence[Flags] = (WHOLE, CHUNKED)
 ) -> None:

@@ -35,6 +35,18 @@ def test_each_layer_has_its_own_rows() -> None:
     assert pool.nbytes == 8 * 4 * (80 + 320 + 80)
 
 
+def test_layers_with_a_window_share_memory_with_the_others() -> None:
+    heads = HeadsSpec(dtype=torch.float32, num_kv_heads=2, head_dim=24, v_head_dim=16)
+    local = replace(heads, window=8)
+    pool = KVCachePool([local, heads, heads, local], 7, 4, CPU, own_windows=True)
+    assert [layer.data_ptr() for layer in pool.layers] == [
+        pool.tensors[at].data_ptr() for at in (0, 0, 1, 1)
+    ]
+    assert pool.nbytes == 2 * 8 * 4 * 320
+    apart = KVCachePool([local, heads], 7, 4, CPU)
+    assert apart.layers[0].data_ptr() != apart.layers[1].data_ptr()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedConfig(DeepseekConfig):
     """Layer 1 keeps the expanded keys and values instead of latents."""

@@ -20,11 +20,16 @@ PROMPTS = [[(i // 5 * k + i) % 3 for i in range(200)] for k in (0, 1)]
 class MemoryMachine(RuleBasedStateMachine):
     """Requests are admitted, computed and released in any order, without a scheduler."""
 
-    @initialize(page_size=st.sampled_from([1, 16, 32, 64]), use_cache=st.booleans())
-    def start(self, page_size: int, use_cache: bool) -> None:
+    @initialize(
+        page_size=st.sampled_from([1, 16, 32, 64]),
+        use_cache=st.booleans(),
+        window=st.sampled_from([None, 1, 30]),
+    )
+    def start(self, page_size: int, use_cache: bool, window: int | None) -> None:
         # The pages of four requests of 200 tokens.
+        pages = 4 * -(-200 // page_size) * (1 if window is None else 2)
         self.memory = Memory(
-            Capacity(4 * -(-200 // page_size), page_size, 4, 200), use_prefix_cache=use_cache
+            Capacity(pages, page_size, 4, 200, window=window), use_prefix_cache=use_cache
         )
         self.written: dict[tuple[int, int], int] = {}  # (page, offset) -> token
         self.live: list[Request] = []
@@ -80,19 +85,26 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.memory.flush_cache()
-        held = sum(len(request.pages) for request in self.live)
+        kinds = self.memory.capacity.page_kinds
+        held = kinds * sum(len(request.pages) for request in self.live)
         assert self.memory.room >= self.memory.capacity.num_pages - held
 
     def write(self, request: Request, start: int, tokens: list[int]) -> None:
         end = start + len(tokens)
         new = self.memory.grow(request, end)
-        assert [index for _, index, _ in new] == list(
-            range(len(request.pages) - len(new), len(request.pages))
-        )
+        capacity, windows = self.memory.capacity, self.memory.windows
+        indices = [index for _, index, _ in new]
+        grown = range(len(request.pages) - len(new) // capacity.page_kinds, len(request.pages))
+        behind = [] if windows is None else [capacity.pages_per_request + index for index in grown]
+        assert indices == [*grown, *behind]
         for at, token in enumerate(tokens, start):
             page, place = divmod(at, self.memory.page_size)
             self.written[request.pages[page], place] = token
+            if windows is not None:
+                self.written[windows.of([request.pages[page]])[0], place] = token
         request.computed_length = end
+        if windows is not None:
+            self.memory.leave_window(request)
 
     def read(self, request: Request, at: int) -> int:
         page, place = divmod(at, self.memory.page_size)
@@ -104,6 +116,12 @@ class MemoryMachine(RuleBasedStateMachine):
             known = request.prompt + request.output
             for at in range(request.computed_length):
                 assert self.read(request, at) == known[at], (request, at)
+            window = self.memory.capacity.window or 1
+            for at in range(max(0, request.computed_length + 1 - window), request.computed_length):
+                page, place = divmod(at, self.memory.page_size)
+                assert self.memory.windows is not None
+                (own,) = self.memory.windows.of([request.pages[page]])
+                assert self.written[own, place] == known[at], (request, at)
 
     @invariant()
     def cached_pages_hold_the_tokens_that_they_are_found_by(self) -> None:
@@ -120,6 +138,55 @@ class MemoryMachine(RuleBasedStateMachine):
 
 MemoryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestMemory = MemoryMachine.TestCase
+
+
+def window_memory(pages: int, window: int) -> Memory:
+    """Returns memory with pages of four tokens."""
+    return Memory(Capacity(pages, 4, 4, 100, window=window), use_prefix_cache=True)
+
+
+def computed(memory: Memory, tokens: list[int], max_tokens: int = 1) -> Request:
+    """Returns a request that has computed its prompt in one chunk, as far as it is not cached."""
+    request = Request("r", tokens, generate("", [], max_tokens).sampling)
+    node, pages = memory.find_prefix(request)
+    memory.cache.lock(node)
+    memory.admit(request, node, pages)
+    request.take_chunk(len(tokens))
+    memory.grow(request, len(tokens))
+    request.computed_length = len(tokens)
+    memory.share(request)
+    memory.leave_window(request)
+    return request
+
+
+def test_pages_behind_a_window_are_spare_until_they_are_needed() -> None:
+    memory = window_memory(20, window=8)
+    first = computed(memory, list(range(40)))  # 10 pages and 10 window pages
+    assert (
+        memory.room == 8
+    )  # the next token reads the window pages of 7 tokens before it, which are 2
+    second = computed(memory, [90, 91, 92, 93, 94])
+    memory.check([first, second])
+    assert memory.room == 4
+    # The oldest are gone: a prompt that branches off there finds no prefix
+    for length, cached in ((9, 0), (17, 0), (25, 24), (40, 40)):
+        request = Request("x", [*range(length), 99], generate("", [], 1).sampling)
+        assert memory.cached_tokens(request) == cached, length
+
+
+def test_a_prefix_needs_the_pages_of_its_window() -> None:
+    """The end of an answer is found again after its request has ended."""
+    memory = window_memory(40, window=8)
+    first = computed(memory, list(range(40)))
+    first.finish(FinishReason.STOP)
+    memory.release(first)
+    memory.check([])
+    assert memory.room == 40
+    second = computed(memory, [*range(40), 50, 51])
+    assert second.num_cached == 40
+    third = computed(memory, [*range(20), 60])
+    assert third.num_cached == 20
+    memory.check([second, third])
 
 
 @pytest.mark.parametrize(

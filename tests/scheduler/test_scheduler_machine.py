@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         conservativeness=st.sampled_from([0.01, 1.0]),
         use_cache=st.booleans(),
         tokens_per_row=st.sampled_from([1, 3]),
+        window=st.sampled_from([None, None, 1, 7, 20]),
     )
     def start(
         self,
@@ -49,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         conservativeness: float,
         use_cache: bool,
         tokens_per_row: int,
+        window: int | None,
     ) -> None:
         config = WorkerConfig(
             chunked_prefill_size=chunk_size,
@@ -59,8 +61,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             schedule_conservativeness=conservativeness,
             disable_radix_cache=not use_cache,
         )
-        # 80 tokens in total, of which one request may need 64.
-        self.capacity = Capacity(80 // page_size, page_size, num_slots, 64, tokens_per_row)
+        # 80 tokens in total, of which one request may need 64; with window pages 65 if all have one
+        tokens = 80 if window is None else 130
+        self.capacity = Capacity(
+            tokens // page_size, page_size, num_slots, 64, tokens_per_row, window=window
+        )
         self.engines = [FaultyEngine(self.capacity) for _ in range(2)]
         self.both = [
             SteppedScheduler(engine, config, overlap=overlap)

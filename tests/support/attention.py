@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 def torch_attention(config: ModelConfig) -> ModelAttention:
     """Returns the torch backend, for any device and dtype."""
     return ModelAttention(
-        [TorchBackend(spec, CPU, torch.float32, torch.float32) for spec in config.attention_specs]
+        [TorchBackend(spec, CPU, torch.float32, torch.float32) for spec in config.attention_specs],
+        [spec.window is not None for spec in config.attention_specs],
     )
 
 
@@ -25,5 +26,6 @@ def triton_attention(
     """Returns the Triton backend, for a CPU as well, where each op uses its torch form."""
     specs = config.attention_specs
     return ModelAttention(
-        [TritonBackend(spec, device, torch.bfloat16, kv_cache_dtype) for spec in specs]
+        [TritonBackend(spec, device, torch.bfloat16, kv_cache_dtype) for spec in specs],
+        [spec.window is not None for spec in specs],
     )

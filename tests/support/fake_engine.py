@@ -75,13 +75,16 @@ class FakeStep:
 class FakeEngine:
     """Implements `StepEngine`. Each cache location keeps its token.
 
+    With window pages the last tokens before each row are read from these, and the others from the pages.
+
     A decode row gives up to `capacity.tokens_per_row` tokens, and `count` says how many. As with drafts, it writes a wrong
     token to each further location for which the row has room.
     """
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        self.page_table = [[0] * capacity.pages_per_request for _ in range(capacity.num_slots)]
+        entries = capacity.pages_per_request * capacity.page_kinds
+        self.page_table = [[0] * entries for _ in range(capacity.num_slots)]
         self.cache: dict[int, int] = {}
         self.last_token = [0] * capacity.num_slots
         self.lengths = [0] * capacity.num_slots  # known tokens, the last one included
@@ -138,6 +141,9 @@ class FakeEngine:
                 self._write(slot, position, WRONG)
             counts.append(1 if row in step.allowed else min(self.count(), bound - length + 1))
         for chunk in plan.chunks:
+            # Its first token attends to itself as well
+            before = self._history(chunk.slot, chunk.start, (self.capacity.window or 1) - 1)
+            assert before == self._everywhere(chunk.slot, chunk.start), f"{before=} {chunk=}"
             for i, token in enumerate(chunk.tokens):
                 self._write(chunk.slot, chunk.start + i, token)
             self.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
@@ -157,7 +163,7 @@ class FakeEngine:
             length = self.lengths[slot]
             if tokens:
                 self._write(slot, length - 1, self.last_token[slot])
-            history = [self.cache[self._location(slot, i)] for i in range(length)]
+            history = self._history(slot, length)
             tokens.append(next_token(history, self.seeds[slot], allowed))
             self.last_token[slot] = max(tokens[-1], 0)
             self.lengths[slot] += 1
@@ -167,13 +173,31 @@ class FakeEngine:
         if not chunk.logprob_tokens:
             return None
         ends = range(chunk.start + chunk.logprob_start + 1, chunk.start + len(chunk.tokens) + 1)
-        histories = [[self.cache[self._location(chunk.slot, i)] for i in range(e)] for e in ends]
+        histories = [self._history(chunk.slot, end) for end in ends]
         pairs = zip(histories, chunk.logprob_tokens, strict=False)
         return Logprobs([logprob(history, token) for history, token in pairs])
 
-    def _location(self, slot: int, position: int) -> int:
+    def _history(self, slot: int, length: int, window: int | None = None) -> list[int]:
+        """Returns the first `length` tokens: the last `window` ones from window pages, if there are any."""
+        window = self.capacity.window if window is None else window
+        if self.capacity.window is None or window is None:
+            return self._everywhere(slot, length)
+        first = max(0, length - window)
+        last = [
+            self.cache.get(self._location(slot, i, own=True), WRONG) for i in range(first, length)
+        ]
+        return [*self._everywhere(slot, first), *last]
+
+    def _everywhere(self, slot: int, length: int) -> list[int]:
+        return [self.cache[self._location(slot, i)] for i in range(length)]
+
+    def _location(self, slot: int, position: int, *, own: bool = False) -> int:
+        """`own`: in the window pages."""
         size = self.capacity.page_size
-        return self.page_table[slot][position // size] * size + position % size
+        first = self.capacity.pages_per_request if own else 0
+        return self.page_table[slot][first + position // size] * size + position % size
 
     def _write(self, slot: int, position: int, token: int) -> None:
         self.cache[self._location(slot, position)] = token
+        if self.capacity.window is not None:
+            self.cache[self._location(slot, position, own=True)] = token

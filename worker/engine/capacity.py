@@ -9,7 +9,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.kernels.comm.group import Group
-from mla_router.worker.kv_cache.spec import bytes_per_token
+from mla_router.worker.kv_cache.spec import bytes_per_token, own_window
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 
@@ -39,17 +39,20 @@ def plan_capacity(
     the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size of the rank with the
     least room. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
-    token_bytes = bytes_per_token(model.kv_cache_specs(kv_cache_dtype))
-    tokens = config.max_total_tokens or _CPU_TOKENS
+    specs = model.kv_cache_specs(kv_cache_dtype)
+    token_bytes, window = bytes_per_token(specs), own_window(specs)
+    kinds = 1 if window is None else 2
+    # Of the layers of one kind of pages
+    tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
-        fitting = max(0, int(free - outside)) // token_bytes
-        tokens = min(config.max_total_tokens or fitting, fitting)
+        fitting = max(0, int(free - outside)) * kinds // token_bytes
+        tokens = min(kinds * config.max_total_tokens or fitting, fitting)
     if group is not None:
         tokens = int(group.all_gather(torch.tensor([tokens], device=device), 0).min())
     num_pages = tokens // config.page_size
-    if num_pages < 1:
+    if num_pages < kinds:
         raise ConfigError(
             f"no room for KV cache ({token_bytes} bytes a token): raise --mem-fraction-static or "
             f"--max-total-tokens, or lower --page-size"
@@ -59,8 +62,10 @@ def plan_capacity(
         config.page_size,
         config.max_running_requests,
         context_length,
+        window=window,
         **image_sizes(device, context_length, takes_images=takes_images),
     )
+    longest = min(context_length, capacity.max_total_tokens)
     logger.info(
         "KV cache: %s, %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
         "%d tokens each",
@@ -68,10 +73,19 @@ def plan_capacity(
         capacity.max_total_tokens,
         capacity.page_size,
         token_bytes,
-        (num_pages + 1) * config.page_size * token_bytes / _GIB,
+        (num_pages + 1) * config.page_size * token_bytes / kinds / _GIB,
         capacity.num_slots,
-        min(context_length, capacity.max_total_tokens),
+        longest,
     )
+    if window is not None:
+        kept = (longest + min(longest, window)) / (2 * longest)
+        logger.info(
+            "KV cache: half of the layers keep a window of %d tokens: %d bytes a token in a request of %d, %.0f%%",
+            window,
+            round(kept * token_bytes),
+            longest,
+            100 * kept,
+        )
     return capacity
 
 

@@ -65,7 +65,13 @@ class Engine:
         self.dtype = dtype
         self.kv_cache_dtype = kv_cache_dtype or dtype
         specs = model.config.kv_cache_specs(self.kv_cache_dtype)
-        self.kv_cache = KVCachePool(specs, capacity.num_pages, capacity.page_size, device)
+        self.kv_cache = KVCachePool(
+            specs,
+            capacity.num_pages,
+            capacity.page_size,
+            device,
+            own_windows=capacity.window is not None,
+        )
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, model.config.vocab_size, device)
         self.attention = attention

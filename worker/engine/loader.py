@@ -21,6 +21,7 @@ from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
+from mla_router.worker.kv_cache.spec import own_window
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -97,8 +98,14 @@ def load_engine(
             kv_cache_dtype=kv_cache_dtype,
         )
 
-    images = image_sizes(device, context_length, takes_images=takes_images)
-    shape = Capacity(0, config.page_size, config.max_running_requests, context_length, **images)
+    shape = Capacity(
+        0,
+        config.page_size,
+        config.max_running_requests,
+        context_length,
+        window=own_window(model.config.kv_cache_specs(kv_cache_dtype)),
+        **image_sizes(device, context_length, takes_images=takes_images),
+    )
     working = measure_working_memory(
         model,
         shape,

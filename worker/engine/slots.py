@@ -14,6 +14,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
     look_up,
     prompt_out_cache_loc,
+    window_cache_loc,
 )
 
 
@@ -24,7 +25,7 @@ class SlotState:
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
-        slots, pages = capacity.num_slots + 1, capacity.pages_per_request
+        slots, pages = capacity.num_slots + 1, capacity.pages_per_request * capacity.page_kinds
         self._page_size = capacity.page_size
         self._pages_per_slot = pages
         self._lengths_at = slots * pages
@@ -32,7 +33,12 @@ class SlotState:
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
         # Page table and lengths are one tensor, so that one launch writes both
         self._numbers = torch.zeros(slots * (pages + 1), dtype=torch.int32, device=device)
-        self.page_table = self._numbers[: self._lengths_at].view(slots, pages)
+        tables = self._numbers[: self._lengths_at].view(slots, pages)
+        self.page_table = tables[:, : capacity.pages_per_request]
+        # Of layers with a window that have pages of their own
+        self.window_page_table = (
+            None if capacity.window is None else tables[:, capacity.pages_per_request :]
+        )
         # [slots] int32, tokens of the request with the last sampled one, whose row in the KV cache the next step writes.
         # At least 1, so that a decode row always has a position
         self.lengths = self._numbers[self._lengths_at :].fill_(1)
@@ -69,6 +75,18 @@ class SlotState:
             page_size=self._page_size,
             into=into,
         )
+
+    def window_cache_loc(self, rows: LookedUp) -> Tensor | None:
+        """Returns the out_cache_loc of `rows` in layers that have window pages; None without such layers."""
+        if self.window_page_table is None:
+            return None
+        return window_cache_loc(self.window_page_table, rows, page_size=self._page_size)
+
+    def prompt_window_cache_loc(self, prompt: Tensor, rows: int) -> Tensor | None:
+        """Returns `prompt_out_cache_loc` in layers that have window pages; None without such layers."""
+        if self.window_page_table is None:
+            return None
+        return prompt_out_cache_loc(self.window_page_table, prompt, rows, page_size=self._page_size)
 
     def idle_rows(self, size: int) -> LookedUp:
         """Looks up `size` idle rows, of token 0."""

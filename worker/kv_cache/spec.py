@@ -6,8 +6,8 @@ The module does not import torch, because model configs use it before torch is l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +55,19 @@ class HeadsSpec(KVCacheSpec):
     @property
     def width(self) -> int:
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+
+def own_window(specs: Sequence[KVCacheSpec]) -> int | None:
+    """Returns the window in tokens of layers that have pages of their own; None if all layers have the same pages.
+
+    They do where half of the layers have a window, and rows are equal otherwise. A page then has memory for half of the
+    layers, and is of either kind. Other mixtures would waste memory in one of the kinds.
+    """
+    windowed = [spec for spec in specs if spec.window is not None]
+    if 2 * len(windowed) != len(specs) or len({replace(spec, window=None) for spec in specs}) != 1:
+        return None
+    (window, *others) = {spec.window for spec in windowed}
+    return None if others else window
 
 
 def bytes_per_token(specs: Iterable[KVCacheSpec]) -> int:

@@ -27,6 +27,13 @@ class ForwardBatch:
     exchange: Exchange | None = None  # with other DP ranks
     # Runs of rows whose embeddings are not those of their tokens: the first row, and the embeddings [rows, hidden_size]
     embedded: Sequence[tuple[int, Tensor]] = ()
+    # [T] int64, as out_cache_loc, of layers with a window if they have pages of their own
+    window_cache_loc: Tensor | None = None
+
+    def cache_loc(self, *, windowed: bool) -> Tensor:
+        """Returns the cache rows of the new tokens in a layer: one with a window may have pages of its own."""
+        own = self.window_cache_loc if windowed else None
+        return self.out_cache_loc if own is None else own
 
     @property
     def is_decode(self) -> bool:

@@ -41,6 +41,7 @@ class GroupedQueryAttention(AttentionLayer):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         self.attention_index = config.attention_index(index)
+        self.windowed = config.attention_spec(index).window is not None
         self.head_dim = config.head_dim
         self.interleaved = config.rope.interleaved
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -65,7 +66,7 @@ class GroupedQueryAttention(AttentionLayer):
             v,
             rotations,
             cache,
-            batch.out_cache_loc,
+            batch.cache_loc(windowed=self.windowed),
             interleaved=self.interleaved,
             scales=self.scales_of(cache),
         )

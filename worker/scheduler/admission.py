@@ -34,7 +34,7 @@ class Blocked:
     """The first request that did not fit into memory. Admission is not tried again before something has changed."""
 
     request: Request
-    num_cached: int  # pages of its cached prefix
+    num_cached: int  # pages that it did not need, because of its cached prefix
     num_arrivals: int  # of the waiting queue at that time: a later arrival may go first
     least: float  # pages needed by the smallest request behind it that did not fit either; infinite without one
 
@@ -179,7 +179,10 @@ class Admission:
     def _note_blocked(self, candidate: Candidate, needed: int) -> None:
         if self._blocked is None:
             self._blocked = Blocked(
-                candidate.request, len(candidate.pages), self.waiting.num_arrivals, math.inf
+                candidate.request,
+                self._pages_of(candidate.request) - needed,
+                self.waiting.num_arrivals,
+                math.inf,
             )
         else:
             self._blocked = replace(self._blocked, least=min(self._blocked.least, needed))
@@ -206,15 +209,23 @@ class Admission:
         most = min(pages // _PASSING_PART, pages - self._pages_of(blocked))
         page_size = self.memory.page_size
         return most - sum(
-            self._pages_of(r) - r.num_cached // page_size for r in running if r.has_passed
+            self._pages_of(r) - self._pages_of_prefix(r.num_cached // page_size)
+            for r in running
+            if r.has_passed
         )
 
     def _needed(self, candidate: Candidate) -> int:
         """Returns the expected number of pages of the candidate beyond its cached prefix."""
-        return self._pages_of(candidate.request) - len(candidate.pages)
+        cached = self._pages_of_prefix(len(candidate.pages))
+        read = self.memory.taken_by_prefix(candidate.pages)
+        return self._pages_of(candidate.request) - cached + read
 
     def _pages_of(self, request: Request) -> int:
         return self.memory.pages_for(self.estimate.length(request))
+
+    def _pages_of_prefix(self, pages: int) -> int:
+        """Returns the number of `pages` of a cached prefix and of their window pages, if there are any."""
+        return self.memory.pages_for(pages * self.memory.page_size)
 
     def _reserved(self, running: Collection[Request]) -> int:
         """Returns the expected number of pages that the running requests will still take."""

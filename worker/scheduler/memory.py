@@ -11,6 +11,7 @@ from mla_router.worker.core import Capacity, FinishReason
 from mla_router.worker.scheduler.page_allocator import PageAllocator
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.scheduler.window_pages import WindowPages
 
 
 class Memory:
@@ -20,12 +21,16 @@ class Memory:
         self.capacity = capacity
         self.page_size = capacity.page_size
         self.allocator = PageAllocator(capacity.num_pages)
-        self.cache = RadixCache(capacity.page_size)
+        window = capacity.window
+        self.windows = None if window is None else WindowPages(capacity, window)
+        self.cache = RadixCache(capacity.page_size, self.windows)
         self.use_prefix_cache = use_prefix_cache
         self.free_slots = list(range(capacity.num_slots - 1, -1, -1))
 
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
+        """Returns the pages of a request of `tokens` tokens. Each has a window page, if there are any: those of a chunk are
+        needed until it is computed, and become spare later."""
+        return -(-tokens // self.page_size) * self.capacity.page_kinds
 
     def can_ever_fit(self, prompt_tokens: int, max_tokens: int) -> bool:
         length = prompt_tokens + max_tokens
@@ -38,7 +43,11 @@ class Memory:
         """Returns the longest cached prefix of the request's context: its last node in the tree, and its pages."""
         if not self.use_prefix_cache:
             return self.cache.root(request.cache_salt), []
-        return self.cache.match(request.cache_salt, request.context[: request.max_cached])
+        salt, context = request.cache_salt, request.context[: request.max_cached]
+        node, pages = self.cache.match(salt, context)
+        if self.windows is not None and (usable := self.windows.usable(pages)) < len(pages):
+            return self.cache.match(salt, context[: usable * self.page_size])
+        return node, pages
 
     def cached_tokens(self, request: Request) -> int:
         """Returns the cached tokens of a waiting request's context. Looks them up again only after a change of the
@@ -51,8 +60,9 @@ class Memory:
 
     @property
     def room(self) -> int:
-        """Available pages: free ones, and cached ones that no request reads."""
-        return self.allocator.num_free + self.cache.num_evictable
+        """Available pages: free ones, cached ones that no request reads, and spare window pages."""
+        spare = 0 if self.windows is None else self.windows.num_spare
+        return self.allocator.num_free + self.cache.num_evictable + spare
 
     def room_without(self, requests: Collection[Request]) -> int:
         """Returns `room` after the retraction of these running requests."""
@@ -60,6 +70,9 @@ class Memory:
         for node in nodes:
             self.cache.unlock(node)
         room = self.room + sum(len(r.pages) - r.tree_pages for r in requests)
+        if self.windows is not None:
+            owned = (page for r in requests for page in r.pages[r.tree_pages :])
+            room += self.windows.count(owned, spare=False)
         for node in nodes:
             self.cache.lock(node)
         return room
@@ -73,10 +86,25 @@ class Memory:
             request.num_cached = request.computed_length
         request.slot = self.free_slots.pop()
         request.move_to(State.PREFILL)
+        if self.windows is not None:
+            request.first_read = self.windows.first_read(request.computed_length)
+            self.windows.read(pages[request.first_read :])
+
+    def prefix_writes(self, request: Request) -> list[tuple[int, int, int]]:
+        """Returns the page table writes (slot, index, page) of the cached prefix of an admitted request."""
+        return self._writes(request, 0)
 
     def lacking(self, request: Request, length: int) -> int:
         """Returns the number of pages that the request lacks for `length` tokens."""
-        return max(0, self.pages_for(length) - len(request.pages))
+        return max(0, self.pages_for(length) - len(request.pages) * self.capacity.page_kinds)
+
+    def taken_by_prefix(self, pages: list[int]) -> int:
+        """Returns the number of window pages that a request with the cached prefix `pages` will read, and nobody reads
+        now."""
+        if self.windows is None:
+            return 0
+        first = self.windows.first_read(len(pages) * self.page_size)
+        return self.windows.count_unread(pages[first:])
 
     def grow(self, request: Request, length: int) -> list[tuple[int, int, int]]:
         """Gives the request pages for `length` tokens. Returns the page table writes (slot, index, page)."""
@@ -84,11 +112,24 @@ class Memory:
         if count == 0:
             return []
         if count > self.allocator.num_free:
-            self.allocator.free(self.cache.evict(count - self.allocator.num_free))
+            self._make_room(count)
         first = len(request.pages)
-        request.pages += self.allocator.allocate(count)
+        new = self.allocator.allocate(count)
+        if self.windows is not None:
+            own = new[count // 2 :]
+            del new[count // 2 :]
+            self.windows.give(new, own)
+        request.pages += new
         request.allocated_tokens = len(request.pages) * self.page_size
-        return [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
+        return self._writes(request, first)
+
+    def leave_window(self, request: Request) -> None:
+        """Leaves the window pages that a running request does not read any more."""
+        assert self.windows is not None
+        first = self.windows.first_read(request.computed_length)
+        if first > request.first_read:
+            self.windows.leave(request.pages[request.first_read : first])
+            request.first_read = first
 
     def share(self, request: Request) -> None:
         """Inserts the full pages of a running request into the prefix cache, so that requests with the same prefix need
@@ -119,6 +160,8 @@ class Memory:
         """
         assert request.node is not None, f"{request!r} has no slot"
         kept = request.tree_pages
+        if self.windows is not None:
+            self.windows.leave(request.pages[request.first_read :])
         failed = request.finish_reason is FinishReason.ERROR
         if self.use_prefix_cache and not failed:
             tokens = request.prompt + request.output[:-1]
@@ -128,26 +171,62 @@ class Memory:
             _, existing = self.cache.insert(
                 request.node, tokens[first * self.page_size : known * self.page_size], new_pages
             )
-            self.allocator.free(new_pages[:existing])
+            self._free(new_pages[:existing])
             kept = max(first, known)
-        self.allocator.free(request.pages[kept:])
+        self._free(request.pages[kept:])
         self.cache.unlock(request.node)
         if failed:
-            self.allocator.free(self.cache.cut(request.node))
+            self._free(self.cache.cut(request.node))
         self.free_slots.append(request.slot)
         request.pages, request.allocated_tokens, request.node, request.slot = [], 0, None, -1
         request.prefix_pages = None
 
     def flush_cache(self) -> None:
         """Evicts every cached prefix that no request uses."""
-        self.allocator.free(self.cache.evict(self.cache.num_evictable))
+        self._free(self.cache.evict(self.cache.num_evictable))
+
+    def _make_room(self, count: int) -> None:
+        """Frees pages until `count` are free: spare window pages first, since they help fewer requests than the end of a
+        cached prefix."""
+        while (missing := count - self.allocator.num_free) > 0:
+            if self.windows is not None and self.windows.num_spare:
+                self.cache.version += 1
+                self.allocator.free(self.windows.reclaim(missing))
+            else:
+                evicted = self.cache.evict(-(-missing // self.capacity.page_kinds))
+                assert evicted, f"{missing} pages are missing"
+                self._free(evicted)
+
+    def _free(self, pages: list[int]) -> None:
+        if self.windows is not None:
+            self.allocator.free(self.windows.take(pages))
+        self.allocator.free(pages)
+
+    def _writes(self, request: Request, first: int) -> list[tuple[int, int, int]]:
+        """Returns the page table writes (slot, index, page) of pages from `first` on, and of the window pages among theirs
+        that the request reads."""
+        slot, pages = request.slot, request.pages
+        writes = [(slot, i, pages[i]) for i in range(first, len(pages))]
+        if self.windows is not None:
+            first = max(first, request.first_read)
+            own = self.windows.of(pages[first:])
+            behind = self.capacity.pages_per_request + first
+            writes += [(slot, behind + i, page) for i, page in enumerate(own)]
+        return writes
 
     def check(self, live: list[Request]) -> None:
         """Asserts that every page and slot has exactly one owner. `live`: all requests that have not ended."""
         owned = [page for request in live for page in request.pages[request.tree_pages :]]
         cached = [page for node in self.cache for page in node.pages]
         assert all(len(r.pages) * self.page_size == r.allocated_tokens for r in live)
-        pages = sorted([*self.allocator.free_pages, *owned, *cached])
+        own: list[int] = []
+        if self.windows is not None:
+            locked = [page for node in self.cache if node.locks for page in node.pages]
+            evictable = [page for node in self.cache if not node.locks for page in node.pages]
+            self.windows.check(owned, locked, evictable)
+            assert self.cache.num_evictable == len(evictable) + self.windows.count(evictable)
+            own = [page for page in self.windows.of([*owned, *cached]) if page]
+        pages = sorted([*self.allocator.free_pages, *owned, *cached, *own])
         assert pages == list(range(1, self.capacity.num_pages + 1)), "a page is lost or shared"
         assert len(cached) == self.cache.num_pages
         slots = sorted(self.free_slots + [r.slot for r in live if r.slot >= 0])

@@ -156,7 +156,7 @@ class Planner:
     def _build(
         self, decodes: list[Request], budgets: list[ChunkBudget], admitted: list[Request]
     ) -> Step:
-        writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
+        writes = [write for r in admitted for write in self.memory.prefix_writes(r)]
         decodes = order_by_prefix(decodes)
         bounds = []
         for request in decodes:

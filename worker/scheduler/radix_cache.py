@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mla_router.worker.scheduler.window_pages import WindowPages
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -26,12 +28,14 @@ class Node:
 
 
 class RadixCache:
-    """Owns pages from `insert` until `evict` or `cut` returns them."""
+    """Owns pages from `insert` until `evict` or `cut` returns them. The caller then takes their window pages."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, windows: WindowPages | None = None) -> None:
+        """`windows`: the window pages of the pages, if they have any. They follow their pages."""
         self.page_size = page_size
         self.num_pages = 0
-        self.num_evictable = 0  # pages in nodes without a lock
+        self.num_evictable = 0  # pages in nodes without a lock, and their window pages
+        self._windows = windows
         self.version = 0  # changes with the content of the cache
         self._roots: dict[str, Node] = {}
         self._roots_limit = 16
@@ -85,7 +89,7 @@ class RadixCache:
             node.children[tuple(leaf.tokens[: self.page_size])] = leaf
             self.version += 1
             self.num_pages += len(leaf.pages)
-            self.num_evictable += len(leaf.pages)
+            self._make_evictable(leaf.pages)
             node = leaf
         self._enqueue(node)
         return node, existing
@@ -95,7 +99,9 @@ class RadixCache:
         at: Node | None = node
         while at is not None:
             if at.locks == 0:
-                self.num_evictable -= len(at.pages)
+                self.num_evictable -= self._weight(at.pages)
+                if self._windows is not None:
+                    self._windows.lock(at.pages)
             at.locks += 1
             at = at.parent
 
@@ -105,7 +111,7 @@ class RadixCache:
             assert at.locks > 0, "unlock without lock"
             at.locks -= 1
             if at.locks == 0:
-                self.num_evictable += len(at.pages)
+                self._make_evictable(at.pages)
             at = at.parent
         self._enqueue(node)
 
@@ -124,7 +130,7 @@ class RadixCache:
             keep = max(0, len(node.pages) - (count - len(freed)))
             freed += node.pages[keep:]
             self.num_pages -= len(node.pages) - keep
-            self.num_evictable -= len(node.pages) - keep
+            self.num_evictable -= self._weight(node.pages[keep:])
             if keep:
                 del node.pages[keep:], node.tokens[keep * self.page_size :]
                 self._enqueue(node)
@@ -144,7 +150,7 @@ class RadixCache:
             self._remove(node)
             node = parent
         self.num_pages -= len(freed)
-        self.num_evictable -= len(freed)
+        self.num_evictable -= self._weight(freed)
         return freed
 
     def __iter__(self) -> Iterator[Node]:
@@ -153,6 +159,16 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _make_evictable(self, pages: list[int]) -> None:
+        self.num_evictable += self._weight(pages)
+        if self._windows is not None:
+            self._windows.unlock(pages)
+
+    def _weight(self, pages: list[int]) -> int:
+        """Returns the number of `pages` and their window pages."""
+        own = 0 if self._windows is None else self._windows.count(pages)
+        return len(pages) + own
 
     def _common_pages(self, node: Node, tokens: list[int], at: int) -> int:
         """Returns how many leading pages of `node` match `tokens[at:]`. The first page is known to match."""

@@ -67,6 +67,7 @@ class Request:
         "context",
         "finish_reason",
         "first_delta_sent",
+        "first_read",
         "grammar",
         "has_passed",
         "images",
@@ -141,6 +142,9 @@ class Request:
         self.slot = -1
         self.pages: list[int] = []
         self.allocated_tokens = 0  # capacity of its pages
+        self.first_read = (
+            0  # index of its first page whose window page it reads (`window_pages.py`)
+        )
         self.tree_pages = 0  # leading pages that belong to the prefix cache
         self.node: Node | None = None  # the last node of its tree pages, locked by this request
         self.prefix_pages: tuple[int, ...] | None = None  # cached `prefix_key`

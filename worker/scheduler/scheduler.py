@@ -324,6 +324,10 @@ class Scheduler:
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
+        if self.memory.windows is not None:
+            for request in (*step.prefills, *step.decodes):
+                if request.slot >= 0:
+                    self.memory.leave_window(request)
         self.planner.admission.remove_computed()
 
     def _append(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:

@@ -17,6 +17,8 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     look_up_triton,
     prompt_out_cache_loc_torch,
     prompt_out_cache_loc_triton,
+    window_cache_loc_torch,
+    window_cache_loc_triton,
 )
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -102,6 +104,32 @@ def test_the_inputs_of_rows(
             assert got.tokens[row] == token
 
 
+@pytest.mark.parametrize("op", [window_cache_loc_torch, window_cache_loc_triton])
+@pytest.mark.parametrize(("count", "page_size"), [(1, 1), (5, 16), (300, 16)])
+def test_locations_in_another_page_table(
+    op: Callable[..., Tensor], count: int, page_size: int
+) -> None:
+    """The table is a part of a wider one. Idle rows, at location 0, stay there."""
+    draw = torch.Generator().manual_seed(count)
+    wide = torch.randint(1, 10_000, (SLOTS, 2 * PAGES), generator=draw, dtype=torch.int32)
+    table = wide.to(DEVICE)[:, PAGES:]
+    slots = torch.randint(0, SLOTS, (count,), generator=draw)
+    positions = torch.randint(0, PAGES * page_size, (count,), generator=draw)
+    elsewhere = torch.randint(0, 2, (count,), generator=draw) * 77
+    nothing = torch.zeros(count, dtype=torch.int64, device=DEVICE)
+    rows = LookedUp(
+        slots.to(DEVICE), nothing.int(), nothing, positions.to(DEVICE), elsewhere.to(DEVICE)
+    )
+    got = op(table, rows, page_size=page_size)
+    expected = [
+        place(table, slot, position, page_size) if exists else 0
+        for slot, position, exists in zip(
+            slots.tolist(), positions.tolist(), elsewhere.tolist(), strict=True
+        )
+    ]
+    assert got.tolist() == expected
+
+
 def test_wrong_shapes_are_named() -> None:
     table, rows = torch.zeros(2, 2, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int64)
     kinds, lengths = torch.zeros(4, dtype=torch.int8), table[0]
@@ -118,6 +146,8 @@ def launches() -> None:
         rows, kinds = torch.empty(3, 33, dtype=torch.int64), torch.empty(33, dtype=torch.int8)
         look_up_triton(rows, kinds, rows[0], rows[0].int(), table, page_size=16)
         prompt_out_cache_loc_triton(table, rows[0, :2], 1024, page_size=16)
+        own = LookedUp(rows[0], rows[0].int(), rows[0], rows[0], rows[0])
+        window_cache_loc_triton(table, own, page_size=16)
 
 
 def test_compiled_for_sm_90() -> None:

@@ -77,7 +77,9 @@ def choose_attention(
         backends.append(
             _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
         )
-    attention = ModelAttention(backends)
+    attention = ModelAttention(
+        backends, [spec.window is not None for spec in model.attention_specs]
+    )
     logger.info("Attention backend: %s", attention.name)
     return attention
 

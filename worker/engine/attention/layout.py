@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -41,9 +41,15 @@ class StepLayout:
     decode_lengths: Tensor  # [D] int32, tokens in the KV cache including the new one
     max_decode_length: int  # an upper bound of decode_lengths; 0 if D == 0
     chunks: tuple[ChunkExtent, ...] = ()
+    window_page_table: Tensor | None = None  # as page_table, of layers that have window pages
     # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels may read
     # the cache once for all of them. Idle rows may have any length; their results are not used.
     queries_per_slot: int = 1
+
+    def of_windows(self) -> StepLayout:
+        """Returns the layout for layers with a window, which may have pages of their own."""
+        table = self.window_page_table
+        return self if table is None else replace(self, page_table=table)
 
 
 # Returns the attention of a prompt from its out_cache_loc [N] int64.

@@ -9,16 +9,18 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.model.attention import StepAttention
 
-# Returns the attention of a prompt, by spec, from its out_cache_loc [N] int64.
-PromptAttention = Callable[[Tensor], Sequence[StepAttention]]
+# Returns the attention of a prompt, by spec, from its out_cache_loc [N] int64, and that of layers with window pages.
+PromptAttention = Callable[[Tensor, Tensor | None], Sequence[StepAttention]]
 
 
 class ModelAttention:
     """The interface of `AttentionBackend` for all specs of a model. A step has one plan for each spec, in the order of
     `ModelConfig.attention_specs`. Layers of equal specs share a plan."""
 
-    def __init__(self, backends: Sequence[AttentionBackend]) -> None:
+    def __init__(self, backends: Sequence[AttentionBackend], windowed: Sequence[bool] = ()) -> None:
+        """`windowed`: whether the spec of each backend has a window, by default none."""
         self.backends = tuple(backends)
+        self.windowed = tuple(windowed) or (False,) * len(backends)
 
     @property
     def name(self) -> str:
@@ -43,8 +45,16 @@ class ModelAttention:
             backend.prepare_decode(page_table, page_size, slots, lengths)
 
     def plan(self, layout: StepLayout) -> Sequence[StepAttention]:
-        return tuple([backend.plan(layout) for backend in self.backends])
+        layouts = layout, layout.of_windows()
+        pairs = zip(self.backends, self.windowed, strict=True)
+        return tuple([backend.plan(layouts[has]) for backend, has in pairs])
 
     def plan_prefill_graph(self, layout: StepLayout) -> PromptAttention:
         plans = [backend.plan_prefill_graph(layout) for backend in self.backends]
-        return lambda locations: tuple([plan(locations) for plan in plans])
+
+        def attention(locations: Tensor, windows: Tensor | None) -> Sequence[StepAttention]:
+            of_kind = locations, locations if windows is None else windows
+            pairs = zip(plans, self.windowed, strict=True)
+            return tuple([plan(of_kind[has]) for plan, has in pairs])
+
+        return attention

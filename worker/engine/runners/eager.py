@@ -38,6 +38,7 @@ class EagerRunner:
             attention=self.plan_attention(plan, rows),
             exchange=exchange,
             embedded=[*self._forward.images.rows(len(plan.decode_slots), plan.chunks)],
+            window_cache_loc=self._forward.slots.window_cache_loc(rows),
         )
         return self._forward.run_layers(batch)
 

@@ -58,6 +58,7 @@ class ForwardPass:
             decode_lengths=self._no_lengths if decode_lengths is None else decode_lengths,
             max_decode_length=max_decode_length,
             chunks=tuple(chunks),
+            window_page_table=self.slots.window_page_table,
         )
 
     def prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
@@ -99,6 +100,7 @@ class ForwardPass:
             num_decodes=len(rows.slots),
             attention=self.attention.plan(layout),
             exchange=self.padded_exchange(rows.out_cache_loc),
+            window_cache_loc=self.slots.window_cache_loc(rows),
         )
         return self.head(self.model(batch, self._caches))
 

@@ -123,6 +123,7 @@ class PiecewiseRunner:
             num_decodes=0,
             attention=self._forward.attention.plan(self._forward.layout()),
             exchange=self._forward.padded_exchange(rows.out_cache_loc),
+            window_cache_loc=self._forward.slots.window_cache_loc(rows),
         )
 
     def pack(self, plan: StepPlan, rows: int) -> RowInputs:

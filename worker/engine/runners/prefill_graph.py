@@ -87,14 +87,17 @@ class PrefillGraphRunner:
         positions = torch.arange(size, device=forward.device).clamp_(max=last)
 
         def prefill(inputs: Tensor) -> LayerOutput:
-            locations = forward.slots.prompt_out_cache_loc(inputs[:PROMPT_HEADER], size)
+            prompt = inputs[:PROMPT_HEADER]
+            locations = forward.slots.prompt_out_cache_loc(prompt, size)
+            windows = forward.slots.prompt_window_cache_loc(prompt, size)
             batch = ForwardBatch(
                 tokens=inputs[PROMPT_HEADER:],
                 positions=positions,
                 out_cache_loc=locations,
                 num_decodes=0,
-                attention=attention(locations),
+                attention=attention(locations, windows),
                 exchange=forward.padded_exchange(locations),
+                window_cache_loc=windows,
             )
             return forward.run_layers(batch)
 

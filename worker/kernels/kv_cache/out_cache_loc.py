@@ -60,6 +60,37 @@ def look_up(
     return op(rows, kinds, last_token, lengths, page_table, page_size=page_size, into=into)
 
 
+def window_cache_loc(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
+    """Returns the location of each of `rows` by another page table [all slots, P] int32, [B] int64: of pages that layers
+    with a window have for themselves. A row whose out_cache_loc is 0 has location 0."""
+    locate = window_cache_loc_triton if page_table.is_cuda else window_cache_loc_torch
+    return locate(page_table, rows, page_size=page_size)
+
+
+def window_cache_loc_torch(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
+    at = _locations_torch(page_table, rows.slots, rows.positions, page_size)
+    return torch.where(rows.out_cache_loc == 0, 0, at)
+
+
+def window_cache_loc_triton(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
+    count = len(rows.slots)
+    assert page_table.stride(1) == 1, f"page_table {page_table.stride()}"
+    out = torch.empty_like(rows.out_cache_loc)
+    _window_locations_kernel[(triton.cdiv(count, _BLOCK),)](
+        page_table,
+        rows.slots,
+        rows.positions,
+        rows.out_cache_loc,
+        out,
+        count,
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=_BLOCK,
+        **launch_options(),
+    )
+    return out
+
+
 def _locations_torch(
     page_table: Tensor, slots: Tensor, positions: Tensor, page_size: int
 ) -> Tensor:
@@ -194,6 +225,27 @@ def _prompt_locations_kernel(
     slot, length = tl.load(prompt), tl.load(prompt + 1)
     exists = (row < length) & (row < count)
     at = _location(page_table, table_stride, slot, row, exists, PAGE_SIZE)
+    tl.store(out + row, tl.where(exists, at, 0), row < count)
+
+
+@triton.jit(do_not_specialize=["count", "table_stride"])
+def _window_locations_kernel(
+    page_table,
+    slots,
+    positions,
+    out_cache_loc,
+    out,
+    count,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = tl.load(out_cache_loc + row, row < count, other=0) != 0
+    slot = tl.load(slots + row, exists, other=0)
+    position = tl.load(positions + row, exists, other=0)
+    at = _location(page_table, table_stride, slot, position, exists, PAGE_SIZE)
     tl.store(out + row, tl.where(exists, at, 0), row < count)
 
 
