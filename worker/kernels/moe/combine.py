@@ -11,6 +11,10 @@ from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
+# Most tokens whose rows are read before their weights are known. Of more, rows with weight 0 are not read: with expert
+# parallelism they are most rows.
+READS_ALL = 64
+
 
 def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
     """Returns the sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k], [T, N], plus `plus`
@@ -26,6 +30,7 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
         TOP_K=top_k,
         HIDDEN=hidden,
         BLOCK_N=512,
+        READS_ALL=tokens <= READS_ALL,
         num_warps=4,
         **launch_options(),
     )
@@ -50,6 +55,7 @@ def _combine(
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    READS_ALL: tl.constexpr,
 ):
     wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
@@ -58,8 +64,9 @@ def _combine(
     total = tl.zeros((BLOCK_N,), tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        row = tl.load(rows + pair * HIDDEN + n, inside, other=0.0).to(tl.float32)
         share = tl.load(weights + pair)
+        wanted = HIDDEN if READS_ALL else tl.where(share == 0, 0, HIDDEN)
+        row = tl.load(rows + pair * HIDDEN + n, n < wanted, other=0.0).to(tl.float32)
         total += tl.where(share == 0, 0.0, share * row)
     if plus is not None:
         total += tl.load(plus + token * HIDDEN + n, inside, other=0.0).to(tl.float32)
