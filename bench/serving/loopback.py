@@ -35,16 +35,24 @@ class Link:
         return 2 * self.gather_s(nbytes, ranks) - self.latency_s
 
 
+def random_rows(
+    ranks: int, most: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns memory for `ranks` ranks with at most `most` rows each. It is filled here, because the first call may be in a
+    capture, which would fill it only when the graph is replayed."""
+    return torch.randn(ranks * most, width, dtype=dtype, device=device)
+
+
 class LoopbackGroup(Group):
     """Rank 0 of `size` ranks without the others."""
 
-    def __init__(self, size: int, link: Link, most_rows: int) -> None:
-        """`most_rows`: of this rank in one `gather_rows`."""
+    def __init__(self, size: int, link: Link, rows: Tensor) -> None:
+        """`rows`: `random_rows` for `gather_rows`."""
         super().__init__(0, size, object())
         self.link = link
         self.waited_s = 0.0  # modelled time of all calls so far; a replayed graph makes none
-        self._most = most_rows
-        self._rows: Tensor | None = None
+        self._most = len(rows) // size
+        self._rows = rows
 
     @property
     def backend(self) -> str:
@@ -63,9 +71,6 @@ class LoopbackGroup(Group):
         """Returns own rows, then random ones. The next call overwrites own rows."""
         own, total = len(x), sum(counts)
         assert own == counts[0] <= self._most, f"{own} rows, {counts=}, {self._most=}"
-        if self._rows is None:
-            # The same random rows at all sizes: own rows end where they begin
-            self._rows = x.new_empty(self.size * self._most, *x.shape[1:]).normal_()
         start = self._most - own
         rows = self._rows[start : start + total]
         rows[:own] = x

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import logging
 import statistics
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,13 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
 from bench_one_batch import Batch, floor_ms, read_speed, step_times
-from loopback import Link, LoopbackGroup
+from kernel_shares import shares
+from loopback import Link, LoopbackGroup, random_rows
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.engine.loader import choose_device, choose_dtype, load_engine
 from mla_router.worker.kernels.comm.groups import Groups
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.deepseek import MixtureOfExperts
 from mla_router.worker.model.experts import Experts
 
@@ -61,6 +63,9 @@ def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser.add_argument("--prefill-tokens", type=int, default=4096, help="of a rank; 0: none")
     parser.add_argument("--link-gb-per-s", type=float, default=LINK_GB_PER_S)
     parser.add_argument("--latency-us", type=float, default=LATENCY_US, help="of each collective")
+    parser.add_argument(
+        "--expert-rows", type=int, nargs="*", default=[], help="rows an expert, timed alone"
+    )
     parser.add_argument("--kernels", action="store_true", help="print the split by kernels")
     parser.add_argument("--out", type=Path)
     parser.set_defaults(temperature=0.0, output_len=STEPS + 2)
@@ -80,8 +85,8 @@ class Division(NamedTuple):
         """Returns the requests whose attention a rank computes."""
         return size if self.attention == "dp" else size * self.ranks
 
-    def groups(self, link: Link, most_rows: int) -> Groups:
-        group = LoopbackGroup(self.ranks, link, most_rows)
+    def groups(self, link: Link, rows: Tensor) -> Groups:
+        group = LoopbackGroup(self.ranks, link, rows)
         return Groups(exchange=group) if self.attention == "dp" else Groups(attention=group)
 
 
@@ -115,8 +120,10 @@ def load(config: WorkerConfig, division: Division, args: argparse.Namespace) -> 
         mem_fraction_static=0.97,
     )
     link = Link(1e9 * args.link_gb_per_s, 1e-6 * args.latency_us)
-    groups = division.groups(link, slots + prefill)
-    return load_engine(own, groups, expert_parts=args.ranks)
+    model, device = read_config(own.folder), choose_device(own)
+    dtype = choose_dtype(own, model, device)
+    rows = random_rows(args.ranks, slots + prefill, model.hidden_size, dtype, device)
+    return load_engine(own, division.groups(link, rows), expert_parts=args.ranks)
 
 
 def leave_out(engine: Engine, layers: int) -> None:
@@ -192,17 +199,6 @@ def seconds_on_device(run: Callable[[], Any], device: torch.device) -> float:
     return statistics.median(times)
 
 
-def kernel_us(engine: Engine, requests: int, args: argparse.Namespace) -> Counter[str]:
-    """Returns the microseconds of a decode step by kernel, which may run beside each other."""
-    plans = decode_plans(engine, requests, args)
-    found: Counter[str] = Counter()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step_times(engine, iter(plans))
-    for event in profile.key_averages():
-        found[event.key] += event.self_device_time_total / len(plans)
-    return found
-
-
 class Depths(NamedTuple):
     """Layers that are measured, those left after leaving some out, and those of the model."""
 
@@ -219,73 +215,100 @@ class Depths(NamedTuple):
 def simulate(
     config: WorkerConfig, division: Division, args: argparse.Namespace, whole: int
 ) -> list[dict[str, Any]]:
-    """Returns a row for each batch size, and one for a prefill step."""
+    """Returns a row for each batch size, one for a prefill step, and one for each of `--expert-rows`."""
     engine = load(config, division, args)
-    on_gpu = engine.device.type == "cuda"
     speed = read_speed(engine.device)
     layers, sparse = len(engine.model.model.layers), len(mixtures(engine))
     if not sparse:
         raise SystemExit(f"--layers {layers}: none of them has experts")
     depths = Depths(layers, max(layers - sparse, layers // 2), whole)
     weights = sum(parameter.nbytes for parameter in engine.model.parameters())
+    print(f"weights of {layers} layers: {weights / 1e9:.1f} GB; reads {speed / 1e12:.2f} TB/s")
 
-    def measure() -> dict[str, tuple[float, float]]:
-        """Returns step and floor in milliseconds, by the name of the step."""
+    def measure() -> dict[int, tuple[float, float]]:
+        """Returns step and floor in milliseconds, by the requests a rank; 0: of the prefill step."""
         found = {}
         for size in args.batch_size:
             requests = division.requests(size)
             routed = size * division.ranks
             floor = floor_ms(engine, requests, args.input_len, speed, routed=routed)
-            found[f"decode {size}"] = (decode_ms(engine, requests, args), floor)
+            found[size] = decode_ms(engine, requests, args), floor
         if args.prefill_tokens:
-            found["prefill"] = (prefill_ms(engine, args), 0.0)
+            found[0] = prefill_ms(engine, args), 0.0
         return found
 
     deep = measure()
-    experts = {}
-    for size in args.batch_size:
-        rows_of_all = size * args.ranks
-        floor_us = experts_floor_us(engine, rows_of_all, speed)
-        experts[size] = {
-            "experts_us": round(experts_us(engine, rows_of_all), 1),
-            "experts_floor_us": round(floor_us, 1),
-        }
-    split = None
-    if args.kernels and on_gpu and args.batch_size:
-        split = kernel_us(engine, division.requests(args.batch_size[-1]), args)
+    experts = {size: experts_row(engine, size * args.ranks, speed) for size in args.batch_size}
+    model: Any = engine.model.config
+    alone = [
+        {"attention": division.attention, "step": "experts", "rows_an_expert": rows}
+        | experts_row(engine, rows * model.num_experts // model.experts_per_token, speed)
+        for rows in args.expert_rows
+    ]
+    splits = kernel_splits(engine, division, args) if args.kernels else {}
     leave_out(engine, depths.left)
     shallow = measure()
     rows = []
-    for name in deep:
+    for size in deep:
         (step, each), (floor, _) = (
-            depths.extrapolate(deep[name][i], shallow[name][i]) for i in range(2)
+            depths.extrapolate(deep[size][i], shallow[size][i]) for i in range(2)
         )
-        kind, _, number = name.partition(" ")
-        tokens = (
-            int(number) * args.ranks
-            if number
-            else args.prefill_tokens * (args.ranks if division.attention == "dp" else 1)
+        tokens = size * args.ranks or args.prefill_tokens * (
+            args.ranks if division.attention == "dp" else 1
         )
         row = {
             "attention": division.attention,
-            "step": kind,
-            "requests_a_rank": int(number or 0),
+            "step": "decode" if size else "prefill",
+            "requests_a_rank": size,
             "layers": layers,
             "layer_us": round(1e3 * each, 1),
             "step_ms": round(step, 3),
             "floor_ms": round(floor, 3),
             "tokens_per_s_of_all": round(1e3 * tokens / step),
         }
-        if number:
-            row |= experts[int(number)]
-        rows.append(row)
-    if split is not None:
-        show_kernels(split, layers)
-        rows[-1 if not args.prefill_tokens else -2]["kernels_us"] = {
-            name: round(us, 1) for name, us in split.most_common(16)
+        split = {"kernels_us": splits[size]} if size in splits else {}
+        rows.append(row | experts.get(size, {}) | split)
+    return rows + alone
+
+
+def experts_row(engine: Engine, rows: int, speed: float) -> dict[str, float]:
+    """Returns the microseconds of a layer's experts and their floor. `rows`: of all ranks."""
+    floor_us = experts_floor_us(engine, rows, speed)
+    return {
+        "experts_us": round(experts_us(engine, rows), 1),
+        "experts_floor_us": round(floor_us, 1),
+    }
+
+
+def kernel_splits(
+    engine: Engine, division: Division, args: argparse.Namespace
+) -> dict[int, dict[str, float]]:
+    """Prints and returns the microseconds of the largest kernels of steps, by the requests a rank; 0: of the prefill step."""
+    if engine.device.type != "cuda":
+        raise SystemExit("--kernels: only a GPU has kernels")
+    steps = {
+        size: decode_plans(engine, division.requests(size), args) for size in args.batch_size[-1:]
+    }
+    if args.prefill_tokens:
+        batch = Batch(engine, max(1, args.prefill_tokens // args.input_len), args)
+        steps[0] = list(batch.prefill_plans(args.prefill_tokens))
+    found = {}
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    for size, plans in steps.items():
+        with torch.profiler.profile(activities=activities) as profile:
+            step_times(engine, iter(plans))
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            profile.export_chrome_trace(file.name)
+            events = json.loads(Path(file.name).read_text())["traceEvents"]
+        print(f"{division.attention}, {size or 'prefill'}, us of a step by kernel:")
+        row = shares(events)
+        each = row["steps"] / len(plans)
+        found[size] = {
+            kernel["name"]: round(kernel["us"] * each, 1) for kernel in row["kernels"][:20]
         }
-    print(f"weights of {layers} layers: {weights / 1e9:.1f} GB; reads {speed / 1e12:.2f} TB/s")
-    return rows
+        for name, us in found[size].items():
+            print(f"  {us:9.1f}  {name}")
+    return found
 
 
 def experts_floor_us(engine: Engine, rows: int, speed: float) -> float:
@@ -297,26 +320,24 @@ def experts_floor_us(engine: Engine, rows: int, speed: float) -> float:
     return 1e6 * nbytes * hit / speed
 
 
-def show_kernels(split: Counter[str], layers: int) -> None:
-    print(
-        f"largest batch, us of a step of {layers} layers by kernel (they may run beside each other):"
-    )
-    for name, us in split.most_common(16):
-        print(f"  {us:9.1f}  {100 * us / split.total():5.1f}%  {name[:90]}")
-
-
 def show(rows: list[dict[str, Any]], whole: int) -> None:
     print(
         "simulated  step     requests  step ms  floor ms  tokens/s of all  layer us  experts us  floor us"
     )
-    for row in rows:
+    steps = [row for row in rows if row["step"] != "experts"]
+    for row in steps:
         print(
             f"{row['attention']:9s}  {row['step']:8s} {row['requests_a_rank']:8d} {row['step_ms']:8.2f} {row['floor_ms']:9.2f} "
             f"{row['tokens_per_s_of_all']:16,d} {row['layer_us']:9.1f} {row.get('experts_us', 0):11.1f} "
             f"{row.get('experts_floor_us', 0):9.1f}"
         )
-    by_size: dict[int, dict[str, float]] = {}
     for row in rows:
+        if row["step"] == "experts":
+            print(
+                f"{row['attention']:9s}  {row['rows_an_expert']} rows an expert: {row['experts_us']} us, floor {row['experts_floor_us']}"
+            )
+    by_size: dict[int, dict[str, float]] = {}
+    for row in steps:
         by_size.setdefault(row["requests_a_rank"], {})[row["attention"]] = row[
             "tokens_per_s_of_all"
         ]
@@ -340,6 +361,7 @@ def main() -> None:
         own = dataclasses.replace(config, model_path=str(folder))
         for attention in args.attention:
             rows += simulate(own, Division(attention, args.ranks), args, whole)
+            gc.collect()  # the engine with its graphs, before the next is loaded
     show(rows, whole)
     settings = {key: vars(args)[key] for key in ("ranks", "layers", "input_len", "prefill_tokens")}
     settings |= {"link_gb_per_s": args.link_gb_per_s, "latency_us": args.latency_us}

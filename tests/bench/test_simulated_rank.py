@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loopback import Link, LoopbackGroup
+from loopback import Link, LoopbackGroup, random_rows
 from simulated_rank import Depths
 from support.processes import ROOT
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -24,7 +24,7 @@ def test_each_byte_of_other_ranks_passes_the_link_once() -> None:
 
 
 def test_rows_of_other_ranks_are_random_and_have_their_sizes() -> None:
-    group = LoopbackGroup(4, LINK, most_rows=6)
+    group = LoopbackGroup(4, LINK, random_rows(4, 6, 32, torch.float32, torch.device("cpu")))
     for counts in ((3, 3, 3, 3), (2, 0, 6, 1), (6, 6, 6, 6), (0, 5, 1, 2)):
         own = torch.full((counts[0], 32), 7.0)
         rows = group.gather_rows(own, counts)
@@ -37,7 +37,7 @@ def test_rows_of_other_ranks_are_random_and_have_their_sizes() -> None:
 
 
 def test_other_collectives_repeat_what_this_rank_has() -> None:
-    group = LoopbackGroup(3, LINK, most_rows=1)
+    group = LoopbackGroup(3, LINK, torch.empty(3, 2))
     x = torch.arange(4.0).view(2, 2)
     assert torch.equal(group.all_reduce(x), torch.arange(4.0).view(2, 2))
     assert torch.equal(group.all_gather(x, 0), x.repeat(3, 1))

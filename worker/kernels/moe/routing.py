@@ -161,7 +161,7 @@ def moe_routing_triton(
     tokens, experts = logits.shape
     assert out_cache_loc is None or (
         out_cache_loc.shape == (tokens,) and out_cache_loc.is_contiguous()
-    ), f"logits {tuple(logits.shape)}, out_cache_loc {out_cache_loc}"
+    ), f"logits {tuple(logits.shape)}, {out_cache_loc.shape=}, {out_cache_loc.stride()=}"
     weights = logits.new_empty(tokens, rule.top_k)
     ids = torch.empty_like(weights, dtype=torch.int32)
     if tokens:
