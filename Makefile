@@ -82,10 +82,11 @@ test-wheel: build ## the wheel and the sdist in release form: look inside, insta
 mutants: build-for-tests ## mutation tests: changes to the sources that no test finds; ARGS="rust --sample 40" or "python ..."
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
-COVERAGE := PYTHONPATH=target/coverage/site $(BIN)/python -m coverage
+# In .venv, where a .pth file starts it in child processes as well.
+COVERAGE := $(BIN)/python -m coverage
 .PHONY: coverage
 coverage: build-for-tests ## lines of worker and launch that no test runs, child processes included; ARGS="tests/grammar" for some
-	$(BIN)/uv pip install --quiet --system-certs --target target/coverage/site coverage==7.17.4
+	$(BIN)/uv pip install --quiet --system-certs coverage==7.17.4
 	$(COVERAGE) erase
 	-$(COVERAGE) run -m pytest -n auto --dist worksteal $(ARGS)
 	$(COVERAGE) combine --quiet

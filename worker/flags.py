@@ -142,6 +142,7 @@ def _reader(spec: dataclasses.Field[Any], kind: type[Any]) -> Any:
 
 
 def _is_elsewhere(spec: dataclasses.Field[Any], value: object) -> bool:
+    """Whether SGLang has this value and the field has not: the default is used."""
     return value in spec.metadata.get("elsewhere", ())
 
 

@@ -1,11 +1,11 @@
 """The agreement of DP ranks on their steps (DP attention). They launch each step together, because they share its experts.
 
-The loop of a scheduler has a turn for each step. In a turn a DP rank tells the others the size of its own step, and waits
-for the sizes of theirs. If any has rows, all launch: those without rows an idle step, for the experts. While the device
-computes a step, the schedulers agree on the next one, so the device does not wait for them.
+The loop of a scheduler has a turn for each step. In a turn each DP rank sends the size of its own step to the others, and
+waits for their sizes. If any size is above 0, all ranks launch: those without rows launch an idle step, for the experts.
+While the device computes a step, the schedulers agree on the next one, so the device does not wait for them.
 
-After a turn with a step, all DP ranks tell their next size at once. After a turn without one, a DP rank sleeps until it has a
-step itself or another one tells a size.
+After a turn with a step, all DP ranks send their next size without delay. After a turn without one, a DP rank sleeps until it
+has a step itself or another rank sends a size.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class StepGroup(Protocol):
         ...
 
     def largest(self, value: float) -> float:
-        """Returns the largest `value` of all DP ranks, each of which calls this as often, before its first turn."""
+        """Returns the largest `value` of all DP ranks. All of them call it equally often, before their first turn."""
         ...
 
     def may_leave(self) -> bool:
-        """Returns whether this scheduler, which has no requests and gets none, may end. Call it between turns."""
+        """Returns whether this scheduler may end. Called between turns, when it has no requests and gets no more."""
         ...
 
 

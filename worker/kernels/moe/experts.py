@@ -37,7 +37,6 @@ from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
 _ROW_BYTES = 16
 
-
 # A term for all tokens: a function that returns it, or the weights of the shared experts
 Plus = Callable[[], Tensor] | SharedWeights | None
 
@@ -93,9 +92,9 @@ def moe_experts(
 def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
-    That is so for one token; and for prompts longer than the few rows whose shared experts run beside
-    (`beside.py`), up to the length from which all products wait for the tensor cores (docs/design/kernels.md). The
-    kernels read constant weights alone, all of them plain, or for one token quantized with the same blocks.
+    They do for one token, and for prompts of medium length: the shared experts of fewer rows run on a second stream
+    (`beside.py`), and with more rows all products wait for the tensor cores (docs/design/kernels.md). The kernels read
+    only constant weights, all of them plain; those of one token also read weights quantized with the same blocks.
     """
     tokens, experts, width = x.shape[0], len(gate_up.values), gate_up.values.shape[1] // 2
     shared_width = shared.down.values.shape[1]

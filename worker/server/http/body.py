@@ -12,7 +12,6 @@ from mla_router.worker.server.state import STATE
 
 STALLED_S = 30.0  # longest time without a byte; the total time has no limit
 
-
 SIGNED = web.RequestKey("signed", bool)  # a router signed the request with the worker's key
 
 
@@ -33,7 +32,7 @@ async def _receive(request: web.Request) -> bytes:
     while True:
         try:
             chunk = await asyncio.wait_for(request.content.readany(), STALLED_S)
-        except TimeoutError:  # two classes until Python 3.11
+        except TimeoutError:
             raise RequestTimeout(
                 f"The body stopped after {len(body)} bytes; it may pause for at most {STALLED_S:g} "
                 "seconds"

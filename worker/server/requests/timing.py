@@ -19,7 +19,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, *, begun: float, queued: float, first: float, last: float, tokens: int, choices: int
     ) -> Timing:
-        """`begun` (submission), `first` and `last` (token) are times of one clock in seconds; `queued` is in seconds."""
+        """`begun`, `first` and `last` are the times of the submission, the first and the last token, in seconds of one
+        clock. `queued` is a duration in seconds."""
         started = min(begun + queued, first)  # the scheduler measures `queued` by its own clock
         gaps = tokens - choices
         taken = last - started
