@@ -22,6 +22,9 @@ _RANKS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 # OpenMP threads sleep while they wait: on a busy machine, spinning threads occupy the cores that the awaited threads need.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 
+# Drafts of speculative decoding, unless a flag says otherwise: as SGLang for DeepSeek's models
+_NUM_DRAFTS = 3
+
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
 
@@ -49,6 +52,7 @@ class WorkerConfig(Settings):
             self._check_nodes()
         elif self.node_rank:
             raise ConfigError(f"--node-rank {self.node_rank}: set --nnodes, which is 1")
+        self._check_speculation()
         if self.chunked_prefill_size == 0:
             raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
 
@@ -64,6 +68,38 @@ class WorkerConfig(Settings):
             raise ConfigError(
                 f"{flag}: set MLA_ROUTER_DIST_KEY to a secret of at least {MIN_DIST_KEY} characters, the same on all nodes"
             )
+
+    def _check_speculation(self) -> None:
+        flag = "--speculative-algorithm"
+        steps, rows = self.speculative_num_steps, self.speculative_num_draft_tokens
+        if self.speculative_algorithm == "none":
+            if steps or rows:
+                raise ConfigError(
+                    f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {rows}: need {flag} NEXTN"
+                )
+            return
+        if rows and rows != self.num_drafts + 1:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {rows}: must be --speculative-num-steps + 1, {self.num_drafts + 1}; or "
+                f"leave it out"
+            )
+        for other, is_set in (
+            ("--enable-dp-attention", self.attn_dp_size > 1),
+            ("--tp-size", self.tp_size > 1),
+            ("--enable-flashinfer-mla", self.enable_flashinfer_mla),
+            ("--enable-torch-compile", self.enable_torch_compile),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{flag} {self.speculative_algorithm}: not with {other}; leave one of the two out"
+                )
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of a request in each step."""
+        if self.speculative_algorithm == "none":
+            return 0
+        return self.speculative_num_steps or _NUM_DRAFTS
 
     @property
     def ranks(self) -> range:

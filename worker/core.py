@@ -61,6 +61,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.temperature == 0.0
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether a step may give several of its tokens: they depend on each other by the model alone."""
+        return not self.penalized
+
+    @property
     def penalized(self) -> bool:
         """Whether the logits depend on all tokens so far."""
         return (
@@ -154,6 +159,7 @@ class RowKind(IntEnum):
     DECODE = 0  # the last sampled token of its slot: both are on the device (`engine/slots.py`)
     EXTEND = 1  # a token of a chunk: the host knows both
     IDLE = 2  # padding of a CUDA graph
+    DRAFT = 3  # a draft of its slot, as many positions behind the last sampled token: both are on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +175,27 @@ class StepPlan:
     """One forward step. Its rows are the decode rows, then the rows of the chunks. An idle DP rank has none."""
 
     decode_slots: tuple[int, ...]
-    # Most tokens in the KV cache after this step, for which the slot has pages. Exact if `tokens_per_row` is 1
+    # Most tokens in the KV cache after this step, for which the slot has pages. Exact for requests that take one token a
+    # step
     decode_bounds: tuple[int, ...]
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
     group: GroupStep | None = None  # with DP attention
+    # Speculative decoding: a decode slot has a row for its last token, then rows for so many drafts
+    num_drafts: int = 0
+    # Whether the step makes drafts for the next one
+    makes_drafts: bool = False
+    # Then for each of `sampled_slots`: most tokens in the drafter's KV cache after this step; 0 for requests without drafts
+    draft_bounds: tuple[int, ...] = ()
+
+    @property
+    def rows_per_decode(self) -> int:
+        return 1 + self.num_drafts
+
+    @property
+    def num_decode_rows(self) -> int:
+        return len(self.decode_slots) * self.rows_per_decode
 
     @property
     def has_images(self) -> bool:
@@ -182,13 +203,14 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decode_slots) + sum(len(chunk.tokens) for chunk in self.chunks)
+        return self.num_decode_rows + sum(len(chunk.tokens) for chunk in self.chunks)
 
     def row_kinds(self, size: int) -> bytes:
         """Returns the `RowKind` of each of `size` rows, padding included, as a byte."""
-        decodes, tokens = len(self.decode_slots), self.num_tokens
+        decodes, tokens = self.num_decode_rows, self.num_tokens
+        of_slot = bytes((RowKind.DECODE,)) + bytes((RowKind.DRAFT,)) * self.num_drafts
         return (
-            bytes((RowKind.DECODE,)) * decodes
+            of_slot * len(self.decode_slots)
             + bytes((RowKind.EXTEND,)) * (tokens - decodes)
             + bytes((RowKind.IDLE,)) * (size - tokens)
         )
@@ -222,6 +244,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 # In `StepResult.tokens`: the row has no token here, because its logits are NaN or its bitmask allows none.
 NO_TOKEN = -1
+# Behind the last token of a row whose step gave fewer than the most; not in `StepResult`.
+UNUSED = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +294,16 @@ class Capacity:
     def page_kinds(self) -> int:
         """Pages that hold `page_size` tokens of all layers."""
         return 1 if self.window is None else 2
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafts that a decode slot verifies in one step."""
+        return self.tokens_per_row - 1
+
+    @property
+    def longest_row(self) -> int:
+        """Largest length of a row of a step. Rows of drafts that a request cannot take are idle, but have a length."""
+        return self.context_length + self.num_drafts
 
     @property
     def max_total_tokens(self) -> int:

@@ -183,6 +183,14 @@ class Stats(Message, frozen=True):
     token_s: float = 0.0  # seconds of a prompt token at the current speed; 0: not measured
     context_s: float = 0.0  # further seconds of a prompt token for each token before it
     expert_balancedness: float = 0.0  # mean load of a rank's experts over the largest; 0: unknown
+    draft_steps: int = 0  # decode steps of requests that verified drafts
+    draft_tokens: int = 0  # drafts in them
+    accepted_tokens: int = 0  # accepted ones
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a request in a step with drafts; 0: there was none."""
+        return 1 + self.accepted_tokens / self.draft_steps if self.draft_steps else 0.0
 
 
 class Recorded(Message, frozen=True):

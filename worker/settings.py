@@ -347,6 +347,29 @@ class Settings:
     disable_overlap_schedule: bool = _flag(
         False, "finish each step before planning the next, for comparison with the overlap schedule"
     )
+    speculative_algorithm: str = _flag(
+        "none",
+        "speculative decoding; NEXTN: the model's own layer for multi-token prediction drafts tokens, which the next step "
+        "verifies. It changes no token",
+        choices=("none", "NEXTN"),
+        group="speculative decoding",
+        also=("--speculative-algo",),
+    )
+    speculative_num_steps: int = _flag(
+        0, "drafts of a request in each step; 0: 3 with --speculative-algorithm", low=0, high=7
+    )
+    speculative_num_draft_tokens: int = _flag(
+        0, "rows of a request in each step: one more than --speculative-num-steps, or 0", low=0
+    )
+    speculative_eagle_topk: int = _flag(
+        1, "drafts beside each other; only 1, a chain, is supported", choices=(1,)
+    )
+    speculative_max_bs: int = _flag(
+        128,
+        "most requests of a step with drafts; in larger batches their rows cost more than they save",
+        low=1,
+        high=4096,
+    )
     watchdog_timeout: float = _flag(
         30.0,
         "seconds without a scheduler heartbeat, in any server process, until /health returns 503; after four times as "

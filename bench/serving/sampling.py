@@ -76,17 +76,18 @@ class Case:
     @torch.inference_mode()
     def step(self, logits: Tensor) -> Any:
         began = time.perf_counter()
-        tokens = self.copies.tokens(len(self.slots))
-        logprobs = self.sampler.sample(
+        tokens = self.copies.tokens(len(self.slots), 1)
+        sampled = self.sampler.sample(
             logits,
             self.slots,
             self.plan,
             self.masks,
             lengths=self.lengths,
             last_token=self.last_token,
+            drafts=self.last_token[:, None],
             out=tokens,
         )
-        return self.copies.start(self.plan, tokens, logprobs, None, began=began)
+        return self.copies.start(self.plan, tokens, sampled.logprobs, None, began=began)
 
 
 def copy_speed(device: torch.device) -> float:

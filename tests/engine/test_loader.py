@@ -71,6 +71,33 @@ def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
     assert sizes(max_running_requests=5, cuda_graph_bs="1,4") == [1, 4]
 
 
+def test_graphs_of_a_drafter_are_by_slots() -> None:
+    device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
+    drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
+    config = WorkerConfig(speculative_max_bs=8, **drafts)  # type: ignore[arg-type]
+    sizes = choose_graph_sizes(config, device, attention)
+    assert sizes.drafts == [1, 2, 3, 4, 6, 8]
+    assert sizes.verify == [3 * size for size in sizes.drafts]
+    # The drafter needs the attention of a prompt's step
+    plain = choose_graph_sizes(WorkerConfig(), device, attention)
+    assert replace(sizes, verify=[], drafts=[], prefill=plain.prefill) == plain
+
+
+def test_a_drafter_needs_a_layer_and_memory(tmp_path: Path) -> None:
+    settings = {"device": "cpu", "max_total_tokens": 64}
+    drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
+    # transformers writes no such layer, although the config of V3 has one
+    for name, message in (("v2_grouped", "this checkpoint has no layer for"), ("v3", "missing")):
+        write_tiny_model(tmp_path / name, **CONFIGS[name])
+        config = WorkerConfig(model_path=str(tmp_path / name), **settings, **drafts)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=rf"--speculative-algorithm NEXTN: [\S\s]*{message}"):
+            load_engine(config)
+    plain = load_engine(WorkerConfig(**settings))  # type: ignore[arg-type]
+    engine = load_engine(WorkerConfig(**settings, **drafts))  # type: ignore[arg-type]
+    assert (plain.capacity.tokens_per_row, engine.capacity.tokens_per_row) == (1, 3)
+    assert len(engine.kv_cache.layers) == len(plain.kv_cache.layers) + 1
+
+
 def test_dp_ranks_have_no_graphs_of_one_prompt_alone() -> None:
     device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
     alone = choose_graph_sizes(WorkerConfig(), device, attention)

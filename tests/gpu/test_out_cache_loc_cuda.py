@@ -12,11 +12,11 @@ from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
 
-SLOTS, PAGES, PAGE_SIZE = 1024, 10_240, 16
+SLOTS, PAGES, PAGE_SIZE, DRAFTS = 1024, 10_240, 16, 3
 
 
-def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns rows, their kinds, and last tokens, lengths and page table of slots with a context of 163,840 tokens."""
+def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns rows, their kinds, and last tokens, drafts, lengths and page table of slots with a context of 163,840 tokens."""
     draw = torch.Generator("cuda").manual_seed(rows)
 
     def integers(limit: int, *shape: int) -> Tensor:
@@ -27,7 +27,9 @@ def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     packed = torch.stack((slots, lengths, integers(102_400, rows)))
     known = 1 + integers(PAGES * PAGE_SIZE, SLOTS)
     kinds = integers(len(RowKind), rows).to(torch.int8)
-    return packed, kinds, integers(102_400, SLOTS), known.int(), table
+    packed[2] = torch.where(kinds == RowKind.DRAFT, 1 + packed[2] % DRAFTS, packed[2])
+    drafts = integers(102_400, SLOTS, DRAFTS)
+    return packed, kinds, integers(102_400, SLOTS), drafts, known.int(), table
 
 
 @pytest.mark.parametrize("rows", [1, 33, 256, 1023])

@@ -68,6 +68,9 @@ PLAN = StepPlan(
     page_writes=((3, 1, 5), (2, 0, 6)),
     admitted=(Admitted(2, SAMPLING, [1, 2, 3], [4]), Admitted(0, SamplingParams(1), [9], [])),
     group=GroupStep((5, 0), decode=False),
+    num_drafts=2,
+    makes_drafts=True,
+    draft_bounds=(19, 0, 7),
 )
 
 

@@ -67,7 +67,7 @@ class MemoryMachine(RuleBasedStateMachine):
                 request.add_token(self.random.randrange(3))
         else:
             for _ in range(min(tokens, request.sampling.max_tokens - request.launched_outputs)):
-                at = request.take_decode() - 1
+                at = request.take_decode(1) - 1
                 self.write(request, at, [request.output[-1]])
                 request.add_token(self.random.randrange(3))
 

@@ -129,17 +129,19 @@ class FakeEngine:
             self.page_table[slot][index] = page
         for request in plan.admitted:
             self.seeds[request.slot] = request.sampling.seed
-        most = self.capacity.tokens_per_row
+        most = plan.rows_per_decode
         counts = []
         for row, (slot, bound) in enumerate(
             zip(plan.decode_slots, plan.decode_bounds, strict=True)
         ):
             length = self.lengths[slot]
-            assert length == bound if most == 1 else length <= bound, f"{length} tokens, {bound=}"
+            exact = self.capacity.tokens_per_row == 1
+            assert length == bound if exact else length <= bound, f"{length} tokens, {bound=}"
             self._write(slot, length - 1, self.last_token[slot])
             for position in range(length, min(length + most - 1, bound)):
                 self._write(slot, position, WRONG)
-            counts.append(1 if row in step.allowed else min(self.count(), bound - length + 1))
+            drawn = min(self.count(), most, bound - length + 1)
+            counts.append(1 if row in step.allowed or most == 1 else drawn)
         for chunk in plan.chunks:
             # Its first token attends to itself as well
             before = self._history(chunk.slot, chunk.start, (self.capacity.window or 1) - 1)

@@ -64,17 +64,18 @@ class SamplerDriver:
             at, positions = self._upload([np.array(slots), np.array(lengths, dtype=np.int32)])
             self.lengths[at] = positions
             self.sampler.admit(plan.admitted)
-            tokens = self.copies.tokens(len(slots))
-            logprobs = self.sampler.sample(
+            tokens = self.copies.tokens(len(slots), 1)
+            sampled = self.sampler.sample(
                 rows,
                 at,
                 plan,
                 masks,
                 lengths=self.lengths,
                 last_token=self.last_token,
+                drafts=self.last_token[:, None],
                 out=tokens,
             )
-            pending = self.copies.start(plan, tokens, logprobs, None, began=0.0)
+            pending = self.copies.start(plan, tokens, sampled.logprobs, None, began=0.0)
         result = pending.wait()
         for slot, (token,) in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)

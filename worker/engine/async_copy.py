@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Logprobs, StepPlan, StepResult
+from mla_router.worker.core import UNUSED, Logprobs, StepPlan, StepResult
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 
 
@@ -60,7 +60,14 @@ class AsyncCopy:
         prompt_logprobs: list[Logprobs | None] | None = None
         if self._prompt_logprobs is not None:
             prompt_logprobs = self._prompt_logprobs.by_owner(len(self._plan.chunks))
-        tokens = self._tokens.numpy()[:, None].tolist()  # torch's takes twice as long
+        tokens = self._tokens.numpy().tolist()  # torch's takes twice as long
+        if self._plan.num_drafts:
+            tokens = [[token for token in row if token != UNUSED] for row in tokens]
+            if logprobs is not None:
+                logprobs = [
+                    some and some.first(len(row))
+                    for some, row in zip(logprobs, tokens, strict=True)
+                ]
         return StepResult(tokens, logprobs, prompt_logprobs, self._seconds)
 
 
@@ -76,13 +83,13 @@ class AsyncCopyBuffers:
         self._turn = 0
         self._clock = StepClock()
 
-    def tokens(self, rows: int) -> Tensor:
-        """Returns [rows] int32, to which the sampling kernel writes the tokens of the next result. On a GPU the tensor
-        lies in pinned host memory: a separate copy takes longer than the sampling."""
+    def tokens(self, slots: int, most: int) -> Tensor:
+        """Returns [slots, most] int32, to which the sampling kernel writes the tokens of the next result. On a GPU the
+        tensor lies in pinned host memory: a separate copy takes longer than the sampling."""
         self._turn ^= 1
         if not self._on_cuda:
-            return torch.empty(rows, dtype=torch.int32, device=self._device)
-        return self._take(self._tokens, rows)
+            return torch.empty(slots, most, dtype=torch.int32, device=self._device)
+        return self._take(self._tokens, slots * most).view(slots, most)
 
     def start(
         self,

@@ -8,6 +8,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.spec import bytes_per_token, own_window
 from mla_router.worker.model.config.base import ModelConfig
@@ -34,12 +35,15 @@ def plan_capacity(
     working_bytes: int = 0,
     group: Group | None = None,
     takes_images: bool = False,
+    new_drafter: NewDrafter | None = None,
 ) -> Capacity:
-    """Sizes the KV cache and the batch. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of
-    the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size of the rank with the
-    least room. Raises ConfigError if not even one page fits."""
+    """Sizes the KV cache, with the rows of a drafter, and the batch. On a GPU, memory in use and the KV cache together take
+    `mem_fraction_static` of the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size
+    of the rank with the least room. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
     specs = model.kv_cache_specs(kv_cache_dtype)
+    if new_drafter is not None:
+        specs += new_drafter.kv_cache_specs(kv_cache_dtype)
     token_bytes, window = bytes_per_token(specs), own_window(specs)
     kinds = 1 if window is None else 2
     # Of the layers of one kind of pages
@@ -64,6 +68,7 @@ def plan_capacity(
         context_length,
         window=window,
         **image_sizes(device, context_length, takes_images=takes_images),
+        tokens_per_row=1 + config.num_drafts,
     )
     longest = min(context_length, capacity.max_total_tokens)
     logger.info(

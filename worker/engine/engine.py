@@ -20,6 +20,7 @@ from mla_router.worker.engine.head import Head
 from mla_router.worker.engine.images import EncodedImages
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import choose_runner, fits_decode_graph
+from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.engine.runners.runners import Runners
@@ -27,14 +28,16 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep, NewDrafter
 from mla_router.worker.kv_cache.pool import KVCachePool
+from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """A launched forward pass. The tensors are those of `StepLogits`."""
+    """A launched forward pass. The fields behind `began` are those of `StepLogits`."""
 
     plan: StepPlan
     began: float  # time at which its launch began, of `time.perf_counter`
@@ -42,6 +45,8 @@ class ForwardOutput:
     slots: Tensor
     hidden_states: Tensor
     prompt_logprobs: RowLogprobs | None
+    rows: Tensor | None
+    source: ForwardBatch | DecodeGraph | None
 
 
 class Engine:
@@ -56,15 +61,19 @@ class Engine:
         dtype: torch.dtype,
         attention: ModelAttention,
         kv_cache_dtype: torch.dtype | None = None,
+        new_drafter: NewDrafter | None = None,
     ) -> None:
         """`kv_cache_dtype`: by default `dtype`. If `model` is a rank's part, all ranks of a DP rank must run the same
-        steps, and get the same results. DP ranks launch their steps together (`StepPlan.group`)."""
+        steps, and get the same results. DP ranks launch their steps together (`StepPlan.group`). `new_drafter`: for
+        speculative decoding; by default none."""
         self.model = model
         self.capacity = capacity
         self.device = device
         self.dtype = dtype
         self.kv_cache_dtype = kv_cache_dtype or dtype
         specs = model.config.kv_cache_specs(self.kv_cache_dtype)
+        if new_drafter is not None:
+            specs += new_drafter.kv_cache_specs(self.kv_cache_dtype)
         self.kv_cache = KVCachePool(
             specs,
             capacity.num_pages,
@@ -73,13 +82,19 @@ class Engine:
             own_windows=capacity.window is not None,
         )
         self.slots = SlotState(capacity, device)
-        self.sampler = Sampler(capacity.num_slots, model.config.vocab_size, device)
+        self.sampler = Sampler(
+            capacity.num_slots, model.config.vocab_size, device, capacity.num_drafts
+        )
         self.attention = attention
         packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
-        self._head = Head(self.forward_pass, packer)
+        self._head = Head(self.forward_pass, packer, all_rows=new_drafter is not None)
         self._copies = AsyncCopyBuffers(device)
+        self.drafter: Drafter | None = None
+        if new_drafter is not None:
+            caches = self.kv_cache.layers[model.config.num_layers :]
+            self.drafter = new_drafter(self.forward_pass, caches, self.sampler.draws)
 
     def report_progress_within_steps(self, report: Callable[[], None]) -> None:
         """Calls `report` after each half of a layer on a CPU, where one step may take long. Does nothing on a GPU: a
@@ -94,13 +109,19 @@ class Engine:
     @torch.inference_mode()
     def capture_graphs(self, sizes: GraphSizes) -> None:
         """Captures CUDA graphs of these sizes, in place of all earlier graphs."""
-        self.runners.capture(GraphSizes())
+        self._capture(GraphSizes())
         gc.collect()  # frees the memory of earlier graphs
         gc.disable()  # nothing may be freed on the device during a capture
         try:
-            self.runners.capture(sizes)
+            self._capture(sizes)
         finally:
             gc.enable()
+
+    def _capture(self, sizes: GraphSizes) -> None:
+        self.runners.capture(sizes)
+        if self.drafter is not None:
+            graphs = [*self.runners.decode_graph.graphs, *self.runners.verify_graph.graphs]
+            self.drafter.capture(graphs, sizes.drafts)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> ForwardOutput:
@@ -131,19 +152,35 @@ class Engine:
 
     @torch.inference_mode()
     def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> AsyncCopy:
-        tokens = self._copies.tokens(len(forward.slots))
-        logprobs = self.sampler.sample(
+        plan, slots = forward.plan, self.slots
+        tokens = self._copies.tokens(len(forward.slots), plan.rows_per_decode)
+        sampled = self.sampler.sample(
             forward.logits,
             forward.slots,
-            forward.plan,
+            plan,
             masks,
-            lengths=self.slots.lengths,
-            last_token=self.slots.last_token,
+            lengths=slots.lengths,
+            last_token=slots.last_token,
+            drafts=slots.drafts,
             out=tokens,
         )
-        return self._copies.start(
-            forward.plan, tokens, logprobs, forward.prompt_logprobs, began=forward.began
+        pending = self._copies.start(
+            plan, tokens, sampled.logprobs, forward.prompt_logprobs, began=forward.began
         )
+        if self.drafter is not None and plan.makes_drafts:
+            of_rows = slots.last_token[forward.slots] if sampled.tokens is None else sampled.tokens
+            self.drafter.draft(
+                DraftStep(
+                    plan,
+                    forward.slots,
+                    forward.hidden_states,
+                    forward.rows,
+                    of_rows,
+                    sampled.last,
+                    forward.source,
+                )
+            )
+        return pending
 
     @torch.inference_mode()
     def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> EncodedImages:

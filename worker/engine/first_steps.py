@@ -86,13 +86,22 @@ class _Steps:
                 chunks=(PrefillChunk(0, start, tokens, is_last=True),),
                 page_writes=self._page_writes,
                 admitted=(Admitted(0, sampling, tokens),),
+                **self._drafts(start + length),
             )
         )
         return self._largest_of_all(result.seconds or 0.0)
 
     def decode(self, before: int) -> None:
-        """Runs a step with a decode row after `before` tokens."""
-        self._run(StepPlan((0,), (before + 1,), (), (), ()))
+        """Runs a step with a decode row after `before` tokens, and with its drafts."""
+        most = self._engine.capacity.num_drafts
+        bound = min(before + 1 + most, self.longest)
+        self._run(StepPlan((0,), (bound,), (), (), (), num_drafts=most, **self._drafts(bound)))
+
+    def _drafts(self, bound: int) -> dict[str, Any]:
+        """Returns the fields of a plan that makes drafts, if the engine makes any, behind at most `bound` tokens."""
+        if not self._engine.capacity.num_drafts:
+            return {}
+        return {"makes_drafts": True, "draft_bounds": (min(bound, self.longest),)}
 
     def _run(self, plan: StepPlan) -> StepResult:
         return self._engine.sample(self._engine.forward(plan)).wait()

@@ -15,18 +15,26 @@ from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprob
 class Head:
     """The last layer's feed-forward half, the norm, and the language model's head."""
 
-    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+    def __init__(
+        self, forward_pass: ForwardPass, packer: InputPacker, *, all_rows: bool = False
+    ) -> None:
+        """`all_rows`: a drafter reads the hidden states of all rows."""
         self._forward = forward_pass
         self._model = forward_pass.model
         self._packer = packer
+        self._all_rows = all_rows
 
     def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> StepLogits:
         """Returns the logits of the sampled rows, and the logprobs that `plan` requests of prompt tokens, with as many
         most likely tokens as `wants` says. Packs its inputs while the device computes the layers, which do not need
         them."""
         wanted = self._packer.pack_outputs(plan)
-        hidden_states = self._finish(plan, output, wanted.rows)
-        num_sampled = len(wanted.slots)
+        num_sampled = len(wanted.rows) - len(wanted.logprob_tokens)
+        if self._all_rows:
+            of_all = self._model.model.finish(output.hidden_states, output.residual)
+            hidden_states = of_all.index_select(0, wanted.rows)
+        else:
+            of_all = hidden_states = self._finish(plan, output, wanted.rows)
         prompt_logprobs = None
         if len(wanted.logprob_tokens):
             runs = [
@@ -40,8 +48,10 @@ class Head:
         return StepLogits(
             self._model.logits(hidden_states[:num_sampled]),
             wanted.slots,
-            hidden_states,
+            of_all,
             prompt_logprobs,
+            wanted.rows[:num_sampled],
+            output.batch,
         )
 
     def _finish(self, plan: StepPlan, output: LayerOutput, rows: Tensor) -> Tensor:
@@ -49,5 +59,7 @@ class Head:
         of rows, all rows are computed."""
         finish, exchange = self._model.model.finish, self._forward.exchange(plan)
         if exchange is None:
-            return finish(*output, rows)
-        return finish(*output, exchange=exchange).index_select(0, rows)
+            return finish(output.hidden_states, output.residual, rows)
+        return finish(output.hidden_states, output.residual, exchange=exchange).index_select(
+            0, rows
+        )

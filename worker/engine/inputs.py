@@ -105,7 +105,7 @@ class InputPacker:
 
     def pack_outputs(self, plan: StepPlan) -> OutputRows:
         """Packs the rows whose output is needed: sampled rows, and prompt rows with logprobs."""
-        at = len(plan.decode_slots)
+        at = plan.num_decode_rows
         rows = list(range(at))
         with_logprobs: list[int] = []
         logprob_tokens: list[int] = []
@@ -124,12 +124,13 @@ class InputPacker:
 
 def _rows(plan: StepPlan, size: int, idle_slot: int) -> NDArray[np.int64]:
     """Returns the slots, lengths and tokens of `size` rows, [3, size]. A row of a chunk has as many tokens in the KV cache
-    as its length; for a decode row that is a bound."""
-    at = len(plan.decode_slots)
+    as its length; for a decode row that is a bound. The token of a row of a draft is the number of the draft."""
+    at, each = plan.num_decode_rows, plan.rows_per_decode
     rows = np.zeros((3, size), dtype=np.int64)
     slots, lengths, tokens = rows
-    slots[:at] = plan.decode_slots
-    lengths[:at] = plan.decode_bounds
+    slots[:at] = np.repeat(np.array(plan.decode_slots, dtype=np.int64), each)
+    lengths[:at] = np.repeat(np.array(plan.decode_bounds, dtype=np.int64), each)
+    tokens[:at] = np.tile(np.arange(each), len(plan.decode_slots))
     for chunk in plan.chunks:
         end = at + len(chunk.tokens)
         slots[at:end] = chunk.slot

@@ -16,18 +16,22 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
+from mla_router.worker.engine.speculation.drafter import NewDrafter
+from mla_router.worker.engine.speculation.nextn import NewNextN
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 from mla_router.worker.kv_cache.spec import own_window
+from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.expert_load import count_experts
-from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.loader import load_model, load_mtp
 from mla_router.worker.model.parallel.divide import config_of_rank
 from mla_router.worker.model.parallel.ranks import Ranks
 from mla_router.worker.model.quantization.choose import choose_quantization
@@ -64,6 +68,7 @@ def load_engine(
         dtype,
         flashinfer_mla=config.enable_flashinfer_mla,
         kv_cache_dtype=kv_cache_dtype,
+        with_drafts=config.num_drafts > 0,
     )
     placement = choose_placement(config, whole)
     sizes = choose_graph_sizes(config, device, attention, groups)
@@ -80,6 +85,7 @@ def load_engine(
     if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
         count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
     takes_images = model.vision is not None
+    new_drafter = load_drafter(config, model)
     if device.type == "cpu":
         capacity = plan_capacity(
             config,
@@ -88,6 +94,7 @@ def load_engine(
             device,
             group=groups.attention,
             takes_images=takes_images,
+            new_drafter=new_drafter,
         )
         return Engine(
             model,
@@ -96,6 +103,7 @@ def load_engine(
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
+            new_drafter=new_drafter,
         )
 
     shape = Capacity(
@@ -105,6 +113,7 @@ def load_engine(
         context_length,
         window=own_window(model.config.kv_cache_specs(kv_cache_dtype)),
         **image_sizes(device, context_length, takes_images=takes_images),
+        tokens_per_row=1 + config.num_drafts,
     )
     working = measure_working_memory(
         model,
@@ -115,6 +124,7 @@ def load_engine(
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
+        new_drafter=new_drafter,
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
@@ -134,6 +144,7 @@ def load_engine(
         working_bytes=working.total,
         group=groups.attention,
         takes_images=takes_images,
+        new_drafter=new_drafter,
     )
     engine = Engine(
         model,
@@ -142,9 +153,32 @@ def load_engine(
         dtype=dtype,
         attention=attention,
         kv_cache_dtype=kv_cache_dtype,
+        new_drafter=new_drafter,
     )
     engine.capture_graphs(sizes)
     return engine
+
+
+def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
+    """Returns the drafter of --speculative-algorithm, with its weights. Raises ConfigError, ModelError."""
+    if config.speculative_algorithm == "none":
+        return None
+    flag = f"--speculative-algorithm {config.speculative_algorithm}"
+    if not model.config.num_mtp_layers:
+        raise ConfigError(
+            f"{flag}: this checkpoint has no layer for multi-token prediction (num_nextn_predict_layers); leave the flag out"
+        )
+    try:
+        mtp = load_mtp(model, config.folder, dummy=config.load_format == "dummy")
+    except ModelError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    logger.info(
+        "%s: the layer for multi-token prediction makes %d drafts a request, in steps of at most %d requests",
+        flag,
+        config.num_drafts,
+        config.speculative_max_bs,
+    )
+    return NewNextN(mtp, config.num_drafts)
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:
@@ -204,14 +238,22 @@ def choose_graph_sizes(
         return GraphSizes()
     # A decode graph may have rows of a full batch and of the tokens of chunks.
     largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_INPUT_TOKENS)
+    batches: list[int] = []  # with drafts
+    if config.num_drafts:
+        most = min(config.speculative_max_bs, config.max_running_requests)
+        batches = config.decode_graph_sizes or decode_sizes(most)
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
     without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
+    # The drafter needs the attention of the step
+    without_prefill = without_prefill or config.num_drafts > 0
     return GraphSizes(
         decode=config.decode_graph_sizes or decode_sizes(largest),
         piecewise=prompts,
         prefill=() if without_prefill else prompts,
         compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
+        verify=[(1 + config.num_drafts) * size for size in batches],
+        drafts=batches,
     )
 
 

@@ -1,7 +1,7 @@
 """State of the forward pass on the device between steps, indexed by request slot.
 
-A step writes its sampled tokens and the new lengths here and the next step reads them, so that the host can launch step
-N+1 before it knows the tokens of step N.
+A step writes its sampled tokens, the new lengths and drafts here and the next step reads them, so that the host can launch
+step N+1 before it knows the tokens of step N.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
 
 
 class SlotState:
-    """Last token, length and page table of each slot. Only launched work writes them, in stream order.
+    """Last token, drafts, length and page table of each slot. Only launched work writes them, in stream order.
 
     The last slot is the idle slot, beyond those of the capacity. Its pages are all page 0.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
-        slots, pages = capacity.num_slots + 1, capacity.pages_per_request * capacity.page_kinds
+        assert capacity.window is None or not capacity.num_drafts, f"{capacity}"
+        # Attention of drafts may read behind the longest request, if their rows are idle
+        own = -(-capacity.longest_row // capacity.page_size)
+        slots, pages = capacity.num_slots + 1, own * capacity.page_kinds
         self._page_size = capacity.page_size
         self._pages_per_slot = pages
         self._lengths_at = slots * pages
         self.idle_slot = capacity.num_slots
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
+        # [slots, most drafts], of the tokens behind the last one
+        drafts = max(1, capacity.num_drafts)
+        self.drafts = torch.zeros(slots, drafts, dtype=torch.int64, device=device)
         # Page table and lengths are one tensor, so that one launch writes both
         self._numbers = torch.zeros(slots * (pages + 1), dtype=torch.int32, device=device)
         tables = self._numbers[: self._lengths_at].view(slots, pages)
-        self.page_table = tables[:, : capacity.pages_per_request]
+        self.page_table = tables[:, :own]
         # Of layers with a window that have pages of their own
-        self.window_page_table = (
-            None if capacity.window is None else tables[:, capacity.pages_per_request :]
-        )
+        self.window_page_table = None if capacity.window is None else tables[:, own:]
         # [slots] int32, tokens of the request with the last sampled one, whose row in the KV cache the next step writes.
         # At least 1, so that a decode row always has a position
         self.lengths = self._numbers[self._lengths_at :].fill_(1)
@@ -70,6 +74,7 @@ class SlotState:
             rows,
             kinds,
             self.last_token,
+            self.drafts,
             self.lengths,
             self.page_table,
             page_size=self._page_size,

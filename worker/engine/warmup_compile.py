@@ -68,7 +68,7 @@ def warmup_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
     """Returns the steps to launch beside `plans`: single prompts up to the longest chunk of `plans`, whatever sizes
     are captured; the decode sizes of `sizes`, and larger ones up to the most decode rows of `plans`."""
     prompts = row_counts(max(len(chunk.tokens) for plan in plans for chunk in plan.chunks))
-    decode = row_counts(max(len(plan.decode_slots) for plan in plans))
+    decode = row_counts(max(plan.num_decode_rows for plan in plans))
     captured = max(sizes.decode, default=0)
     return replace(
         sizes,
@@ -115,8 +115,17 @@ def launch_steps(
         return
     forward, prefills = engine.forward_pass, engine.runners.prefill_graph
     for size in sizes.decode:
+        rows = engine.slots.idle_rows(size)
         with capture():
-            forward.decode(engine.slots.idle_rows(size))
+            output = forward.decode(rows)
+            if engine.drafter is not None:
+                engine.drafter.launch(rows, output.hidden_states, 1)
+    for size in sizes.verify:
+        rows, queries = engine.slots.idle_rows(size), engine.capacity.tokens_per_row
+        with capture():
+            output = forward.decode(rows, queries)
+            if engine.drafter is not None:
+                engine.drafter.launch(rows, output.hidden_states, queries)
     for size in sizes.prefill:
         prefill, prompt = prefills.plan_prefill(size), prefills.idle_prompt(size)
         with capture():

@@ -21,6 +21,7 @@ from mla_router.worker.core import (
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.exchange import Exchange
@@ -78,6 +79,7 @@ def measure_working_memory(
     dtype: torch.dtype,
     attention: ModelAttention,
     kv_cache_dtype: torch.dtype | None = None,
+    new_drafter: NewDrafter | None = None,
 ) -> WorkingMemory:
     """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
@@ -92,6 +94,7 @@ def measure_working_memory(
             dtype=dtype,
             attention=attention,
             kv_cache_dtype=kv_cache_dtype,
+            new_drafter=new_drafter,
         )
 
     warmup_compile(new_engine(), plans, graph_sizes)
@@ -171,6 +174,8 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
 
     return (
         of_kind(sizes.decode, lambda some: GraphSizes(decode=some))
+        + of_kind(sizes.verify, lambda some: GraphSizes(verify=some))
+        + of_kind(sizes.drafts, lambda some: GraphSizes(drafts=some))
         + of_kind(sizes.piecewise, lambda some: GraphSizes(piecewise=some))
         + of_kind(sizes.prefill, lambda some: GraphSizes(prefill=some))
     )
@@ -201,6 +206,7 @@ def profile_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> lis
             for decodes, tokens in FEW_ROWS
             if decodes < slots
         ),
+        *_draft_plans(capacity),
         after_prefixes(_GREEDY, short, many),
         _mixed_plan(capacity, _GREEDY, [short] * many, 0, 0),
     ]
@@ -221,6 +227,7 @@ def _mixed_plan(
     slots = range(decodes, decodes + len(lengths))
     own = [(slot, index, 1) for slot in slots for index in range(capacity.pages_per_request)]
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]
+    with_drafts = capacity.num_drafts > 0
     return StepPlan(
         decode_slots=tuple(range(decodes)),
         decode_bounds=(1,) * decodes,
@@ -230,4 +237,14 @@ def _mixed_plan(
         ),
         page_writes=(*own, *others),
         admitted=tuple(Admitted(slot, sampling, (0,)) for slot in range(slots.stop)),
+        makes_drafts=with_drafts,
+        draft_bounds=(1,) * slots.stop if with_drafts else (),
     )
+
+
+def _draft_plans(capacity: Capacity) -> list[StepPlan]:
+    """Returns a step that verifies drafts, if there are any."""
+    if not capacity.num_drafts:
+        return []
+    plan = _mixed_plan(capacity, _GREEDY, [1], 0, 1)
+    return [replace(plan, num_drafts=capacity.num_drafts)]

@@ -40,7 +40,8 @@ class OutputEstimate:
             generated = len(request.output)
             known = len(request.context)
         left = min(request.sampling.max_tokens - generated, _HORIZON)
-        expected = max(math.ceil(left * self.ratio), request.tokens_per_row)
+        least = request.draft_bound(request.tokens_per_row)
+        expected = max(math.ceil(left * self.ratio), least)
         return min(known + expected, request.max_length)
 
     def step(self) -> None:

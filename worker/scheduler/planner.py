@@ -7,6 +7,7 @@ import time
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission
+from mla_router.worker.scheduler.drafts import DraftPolicy
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.prefill_budget import ChunkBudget
@@ -36,6 +37,7 @@ class Planner:
             chunk_size=config.chunk_size,
             by_size=by_size,
         )
+        self.drafts = DraftPolicy(memory.capacity.num_drafts, config.speculative_max_bs)
         self.mix = not config.disable_mixed_chunk
         self.by_priority = config.enable_priority_scheduling
         self.running: dict[str, Request] = {}  # by rid: requests with a slot, in order of admission
@@ -125,7 +127,8 @@ class Planner:
         needs = {
             request: self.memory.lacking(request, bound)
             for request in decodes
-            if (bound := request.next_decode_bound) > request.allocated_tokens
+            if (bound := request.draft_bound(request.decode_bound(request.tokens_per_row)))
+            > request.allocated_tokens
         }
         needs |= {budget.request: self._lacking(budget) for budget in budgets}
         needed = sum(needs.values())
@@ -140,7 +143,9 @@ class Planner:
         return True
 
     def _lacking(self, budget: ChunkBudget) -> int:
-        return self.memory.lacking(budget.request, budget.request.launched_prompt + budget.tokens)
+        request = budget.request
+        length = request.draft_bound(request.launched_prompt + budget.tokens)
+        return self.memory.lacking(request, length)
 
     def _retract(self, request: Request) -> None:
         del self.running[request.rid]
@@ -158,17 +163,26 @@ class Planner:
     ) -> Step:
         writes = [write for r in admitted for write in self.memory.prefix_writes(r)]
         decodes = order_by_prefix(decodes)
-        bounds = []
+        prefills = [budget.request for budget in budgets]
+        drafts = self.drafts.next_step(decodes, prefills)
+        bounds, draft_bounds = list[int](), list[int]()
         for request in decodes:
-            bound = request.take_decode()
+            bound = request.take_decode(min(request.tokens_per_row, 1 + drafts.verified))
             bounds.append(bound)
+            if drafts.made:
+                bound = request.draft_bound(bound)
+                draft_bounds.append(bound if request.takes_drafts else 0)
             if bound > request.allocated_tokens:
                 writes += self.memory.grow(request, bound)
         chunks = []
-        for budget in budgets:
-            chunks.append(budget.request.take_chunk(budget.tokens))
-            writes += self.memory.grow(budget.request, budget.request.launched_prompt)
-        prefills = [budget.request for budget in budgets]
+        for request, budget in zip(prefills, budgets, strict=True):
+            chunk = request.take_chunk(budget.tokens)
+            chunks.append(chunk)
+            bound = request.launched_prompt
+            if drafts.made and chunk.is_last:
+                bound = request.draft_bound(bound)
+                draft_bounds.append(bound if request.takes_drafts else 0)
+            writes += self.memory.grow(request, bound)
         plan = StepPlan(
             decode_slots=tuple([request.slot for request in decodes]),
             decode_bounds=tuple(bounds),
@@ -178,6 +192,9 @@ class Planner:
                 Admitted(r.slot, r.sampling, r.model_prompt, r.context[len(r.prompt) :])
                 for r in admitted
             ),
+            num_drafts=drafts.verified,
+            makes_drafts=drafts.made,
+            draft_bounds=tuple(draft_bounds),
         )
         sampled = decodes + [r for r in prefills if r.state is State.DECODE]
         return Step(plan, prefills, sampled, predicted_s=self.step_time.step_s(plan))

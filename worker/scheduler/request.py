@@ -29,6 +29,7 @@ from mla_router.worker.core import (
     Logprobs,
     PrefillChunk,
     SamplingParams,
+    StepPlan,
 )
 from mla_router.worker.messages import Grammar, PlacedImage
 from mla_router.worker.scheduler.radix_cache import Node
@@ -124,7 +125,7 @@ class Request:
         self.images = images
         self.server = server  # number of the server process that sent it
         # Most tokens of one decode step. The bitmask of a grammar is for the next token alone.
-        self.tokens_per_row = tokens_per_row if grammar is None else 1
+        self.tokens_per_row = tokens_per_row if grammar is None and sampling.takes_drafts else 1
         self.state = self.first_state
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
@@ -236,9 +237,18 @@ class Request:
         return self.state is State.DECODE and self.launched_outputs < self.max_tokens
 
     @property
-    def next_decode_bound(self) -> int:
-        """Most tokens in the KV cache after its next decode step: the last token is not in it."""
-        outputs = self.launched_outputs + self.tokens_per_row
+    def takes_drafts(self) -> bool:
+        return self.tokens_per_row > 1
+
+    def draft_bound(self, bound: int) -> int:
+        """Returns the most tokens for which it needs pages in a step behind which it has at most `bound` tokens in the KV
+        cache. The drafts of that step but for the last are written to the drafter's."""
+        return min(bound + self.tokens_per_row - 2, self.max_length) if self.takes_drafts else bound
+
+    def decode_bound(self, most: int) -> int:
+        """Returns the most tokens in the KV cache after its next decode step, which gives at most `most` tokens: the last
+        token is not in it."""
+        outputs = self.launched_outputs + most
         if outputs > self.max_tokens:  # noqa: PLR1730 (`min` takes longer)
             outputs = self.max_tokens
         return len(self.prompt) + outputs - 1
@@ -308,10 +318,14 @@ class Request:
             )
         return self.prefix_pages
 
-    def take_decode(self) -> int:
-        """Counts one decode step as launched. Returns `next_decode_bound`."""
-        bound = self.next_decode_bound
-        self.launched_outputs += self.tokens_per_row
+    def tokens_in(self, plan: StepPlan) -> int:
+        """Returns the most tokens of its decode slot in a step."""
+        return min(self.tokens_per_row, plan.rows_per_decode)
+
+    def take_decode(self, most: int) -> int:
+        """Counts one decode step of at most `most` tokens as launched. Returns its `decode_bound`."""
+        bound = self.decode_bound(most)
+        self.launched_outputs += most
         return bound
 
     def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:

@@ -48,6 +48,7 @@ from mla_router.worker.messages import (
     ToScheduler,
 )
 from mla_router.worker.scheduler.channel import Channel
+from mla_router.worker.scheduler.drafts import DraftCounts
 from mla_router.worker.scheduler.expert_recorder import ExpertRecorder, Load
 from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.images import ImageRequests
@@ -102,6 +103,7 @@ class Scheduler:
         self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
         self.num_generated_tokens = 0
+        self.drafts = DraftCounts()
         self._arrivals = itertools.count()
         self._failures = 0  # failed steps since the last successful one
         self._next_heartbeat = 0.0
@@ -360,10 +362,12 @@ class Scheduler:
                 request.computed_length = chunk.start + len(chunk.tokens)
                 request.add_prompt_logprobs(chunk, some)
         for request, tokens in zip(step.decodes, result.tokens, strict=False):
-            given = len(tokens)
+            given, most = len(tokens), request.tokens_in(step.plan)
             request.computed_length += given
-            if given != request.tokens_per_row:
-                request.launched_outputs += given - request.tokens_per_row
+            if given != most:
+                request.launched_outputs += given - most
+            if most > 1:
+                self.drafts.count(proposed=most - 1, accepted=given - 1)
 
     # -- ends of requests -----------------------------------------------------------------------
 
@@ -434,4 +438,7 @@ class Scheduler:
             token_s=self.planner.step_time.token_s,
             context_s=self.planner.step_time.context_s,
             expert_balancedness=self.expert_recorder.balancedness(),
+            draft_steps=self.drafts.steps,
+            draft_tokens=self.drafts.proposed,
+            accepted_tokens=self.drafts.accepted,
         )

@@ -31,6 +31,19 @@ def step(*chunks: PrefillChunk, decodes: int = 0) -> StepPlan:
     return StepPlan(slots, tuple(5 + slot for slot in slots), chunks, (), ())
 
 
+def test_slots_with_drafts_have_graphs_of_their_own() -> None:
+    """Their rows are adjacent and equally many, unless there are rows of prompts as well."""
+    sizes = GraphSizes(decode=[4, 16, 32], verify=[8, 16])
+    verify = replace(step(decodes=3), num_drafts=3)
+    assert verify.num_tokens == 12
+    assert choose_runner(verify, sizes) == (RunnerKind.VERIFY_GRAPH, 16)
+    assert choose_runner(replace(verify, num_drafts=0), sizes) == (DECODE, 4)
+    beside = replace(step(chunk(5, 0, 3), decodes=3), num_drafts=3)
+    assert choose_runner(beside, sizes) == (DECODE, 16)
+    more = replace(step(decodes=5), num_drafts=3)
+    assert choose_runner(more, sizes) == (DECODE, 32)
+
+
 def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
     assert fits_decode_graph(step(decodes=1000))
     assert fits_decode_graph(step(chunk(5, 0, 3)))

@@ -41,8 +41,9 @@ class FakeGraph:
 
     def replay(self) -> None:
         self.replays += 1
-        for kept, new in zip(self.output, self._prefill(self._inputs), strict=True):
-            kept.copy_(new)
+        new = self._prefill(self._inputs)
+        self.output.hidden_states.copy_(new.hidden_states)
+        self.output.residual.copy_(new.residual)
 
 
 @pytest.fixture(scope="module", params=["v3", "llama_gqa"])

@@ -23,7 +23,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
-SLOTS, PAGES = 7, 5
+SLOTS, PAGES, DRAFTS = 7, 5, 3
 
 
 def page_table(draw: torch.Generator) -> Tensor:
@@ -69,7 +69,8 @@ def test_where_a_prompt_lies(
 def test_the_inputs_of_rows(
     op: Callable[..., LookedUp], given_tensors: bool, count: int, page_size: int, number: int
 ) -> None:
-    """A decode row has the token of its slot, and the smaller one of the slot's length and its own."""
+    """A decode row has the token of its slot, and the smaller one of the slot's length and its own. A draft is behind its
+    slot's last token, and is written nowhere if it is behind its own length."""
     draw = torch.Generator().manual_seed(number)
     table = page_table(draw)
 
@@ -80,12 +81,15 @@ def test_the_inputs_of_rows(
     last_token, known = integers(0, 1 << 20, SLOTS), integers(1, longest + 1, SLOTS)
     slots, lengths, tokens = integers(0, SLOTS), integers(1, longest + 1), integers(0, 1 << 20)
     kinds = integers(0, len(RowKind)).to(torch.int8)
+    ranks = integers(1, DRAFTS + 1)
+    tokens = torch.where(kinds == RowKind.DRAFT, ranks, tokens)
+    drafts = integers(0, 1 << 20, SLOTS * DRAFTS).view(SLOTS, DRAFTS)
     into = None
     if given_tensors:
         into = LookedUp(*(torch.full((count,), -1, device=DEVICE) for _ in LookedUp._fields))
         into = into._replace(lengths=into.lengths.int())
     rows = torch.stack((slots, lengths, tokens)).to(DEVICE)
-    state = last_token.to(DEVICE), known.int().to(DEVICE), table
+    state = last_token.to(DEVICE), drafts.to(DEVICE), known.int().to(DEVICE), table
     got = op(rows, kinds.to(DEVICE), *state, page_size=page_size, into=into)
     assert into is None or all(a is b for a, b in zip(got, into, strict=True))
     assert [x.dtype for x in got] == [torch.int64, torch.int32] + 3 * [torch.int64]
@@ -94,11 +98,18 @@ def test_the_inputs_of_rows(
         slot, length, token = int(slots[row]), int(lengths[row]), int(tokens[row])
         if kind == RowKind.DECODE:
             length, token = min(length, int(known[slot])), int(last_token[slot])
+        position = length - 1
         if kind == RowKind.IDLE:
-            length, location = 1, 0
+            length, position, location = 1, 0, 0
+        elif kind == RowKind.DRAFT and int(known[slot]) + token > length:
+            length, position, location = int(known[slot]) + token, 0, 0
+            token = int(drafts[slot, token - 1])
         else:
-            location = place(table, slot, length - 1, page_size)
-        assert (got.lengths[row], got.positions[row]) == (length, length - 1)
+            if kind == RowKind.DRAFT:
+                position = int(known[slot]) + token - 1
+                length, token = position + 1, int(drafts[slot, token - 1])
+            location = place(table, slot, position, page_size)
+        assert (got.lengths[row], got.positions[row]) == (length, position)
         assert got.out_cache_loc[row] == location
         if kind != RowKind.IDLE:
             assert got.tokens[row] == token
@@ -134,17 +145,17 @@ def test_wrong_shapes_are_named() -> None:
     table, rows = torch.zeros(2, 2, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int64)
     kinds, lengths = torch.zeros(4, dtype=torch.int8), table[0]
     with pytest.raises(AssertionError, match=r"4 rows, kinds \(3,\)"):
-        look_up_triton(rows, kinds[:3], rows[0], lengths, table, page_size=1)
+        look_up_triton(rows, kinds[:3], rows[0], rows, lengths, table, page_size=1)
     few = LookedUp(*5 * [rows[0, :2]])
     with pytest.raises(AssertionError, match="4 rows into"):
-        look_up_triton(rows, kinds, rows[0], lengths, table, page_size=1, into=few)
+        look_up_triton(rows, kinds, rows[0], rows, lengths, table, page_size=1, into=few)
 
 
 def launches() -> None:
     with torch.device("meta"):
         table = torch.empty(64, 10_240, dtype=torch.int32)
         rows, kinds = torch.empty(3, 33, dtype=torch.int64), torch.empty(33, dtype=torch.int8)
-        look_up_triton(rows, kinds, rows[0], rows[0].int(), table, page_size=16)
+        look_up_triton(rows, kinds, rows[0], rows, rows[0].int(), table, page_size=16)
         prompt_out_cache_loc_triton(table, rows[0, :2], 1024, page_size=16)
         own = LookedUp(rows[0], rows[0].int(), rows[0], rows[0], rows[0])
         window_cache_loc_triton(table, own, page_size=16)

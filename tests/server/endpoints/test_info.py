@@ -28,6 +28,9 @@ STATS = {
     "retracted",
     "compiling",
     "expert_balancedness",
+    "draft_steps",
+    "draft_tokens",
+    "accepted_tokens",
 }
 
 
@@ -54,6 +57,7 @@ def test_server_info(worker: FakeWorker) -> None:
     assert set(info["scheduler"]) == STATS
     (state,) = info["internal_states"]
     assert state.pop("memory_usage") == {"token_capacity": 4096}
+    assert state.pop("avg_spec_accept_length") == 0
     assert state.pop("effective_max_running_requests_per_dp") == 128
     assert set(state) == STATS | {"last_gen_throughput", "load"}
     short = get_json(worker.url + "/server_info")

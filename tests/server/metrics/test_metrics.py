@@ -45,6 +45,9 @@ STATS = Stats(
     generated_tokens=50,
     retracted=6,
     expert_balancedness=0.75,
+    draft_steps=20,
+    draft_tokens=60,
+    accepted_tokens=30,
 )
 READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "float32", "torch")
 
@@ -73,6 +76,11 @@ def test_metrics_of_the_scheduler() -> None:
     assert got["sglang:token_usage"] == 25 * 16 / 1600
     assert got["sglang:max_total_num_tokens"] == 1600
     assert got["sglang:cache_hit_rate"] == 0.25
+    assert got["sglang:spec_accept_length"] == 1 + 30 / 20
+    assert got["sglang:spec_accept_rate"] == 0.5
+    assert got["vllm:spec_decode_num_drafts_total"] == 20
+    assert got["vllm:spec_decode_num_draft_tokens_total"] == 60
+    assert got["vllm:spec_decode_num_accepted_tokens_total"] == 30
     assert got["sglang:gen_throughput"] == 12.5
     assert got["sglang:prompt_tokens_total"] == got["vllm:prefix_cache_queries_total"] == 400
     assert got["sglang:cached_tokens_total"] == 100

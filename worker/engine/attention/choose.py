@@ -68,12 +68,13 @@ def choose_attention(
     *,
     flashinfer_mla: bool = False,
     kv_cache_dtype: torch.dtype | None = None,
+    with_drafts: bool = False,
 ) -> ModelAttention:
     """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
-    `kv_cache_dtype`: by default `dtype`. Raises ConfigError if these backends cannot serve the model."""
+    `kv_cache_dtype`: by default `dtype`; `with_drafts`: decode rows have lengths that the host does not know. Raises ConfigError if these backends cannot serve the model."""
     backends = []
     for spec in model.attention_specs:
-        candidates = _candidates(wanted, spec, flashinfer_mla)
+        candidates = _candidates(wanted, spec, flashinfer_mla, with_drafts)
         backends.append(
             _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
         )
@@ -84,14 +85,16 @@ def choose_attention(
     return attention
 
 
-def _candidates(wanted: str, spec: AttentionSpec, flashinfer_mla: bool) -> list[Candidate]:
-    """Returns the candidates in order of preference."""
+def _candidates(
+    wanted: str, spec: AttentionSpec, flashinfer_mla: bool, with_drafts: bool
+) -> list[Candidate]:
+    """Returns the candidates in order of preference. FlashInfer plans its decode on the host, from the lengths."""
     named = {kind.name: kind for kind in (FlashInferBackend, TritonBackend, TorchBackend)}
     if wanted != "auto":
         return [Candidate(named[wanted], flashinfer_mla)]
     many_heads = spec.num_heads >= _FLASHINFER_HEADS
     return [
-        *([Candidate(FlashInferBackend, flashinfer_mla=True)] if many_heads else []),
+        *([Candidate(FlashInferBackend, flashinfer_mla=not with_drafts)] if many_heads else []),
         Candidate(TritonBackend, flashinfer_mla),
         Candidate(TorchBackend, flashinfer_mla),
     ]

@@ -28,6 +28,7 @@ MAX_PADDING = 2048
 class RunnerKind(Enum):
     EAGER = "eager"  # kernel by kernel: steps of any kind and size
     DECODE_GRAPH = "decode graph"  # decode rows and few prompt tokens, as one graph
+    VERIFY_GRAPH = "verify graph"  # decode rows, equally many of each slot, as one graph
     PREFILL_GRAPH = "prefill graph"  # one prompt without a cached prefix, as one graph
     PIECEWISE = "piecewise"  # any step, as graphs between the attention of the layers
 
@@ -45,13 +46,15 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     group = plan.group
     rows = plan.num_tokens if group is None else max(group.rows)
     decode = fits_decode_graph(plan) if group is None else group.decode
+    if plan.num_drafts and not plan.chunks and (size := smallest(sizes.verify, rows)):
+        return RunnerChoice(RunnerKind.VERIFY_GRAPH, size)
     # Before prefill graphs, because few rows are faster as decode rows than in prefill attention
-    if rows and decode and (size := _smallest(sizes.decode, rows)):
+    if rows and decode and (size := smallest(sizes.decode, rows)):
         return RunnerChoice(RunnerKind.DECODE_GRAPH, size)
     # The other ranks of a group have other chunks
-    if group is None and fits_prefill_graph(plan) and (size := _smallest(sizes.prefill, rows)):
+    if group is None and fits_prefill_graph(plan) and (size := smallest(sizes.prefill, rows)):
         return RunnerChoice(RunnerKind.PREFILL_GRAPH, size)
-    size = _smallest(sizes.piecewise, rows)
+    size = smallest(sizes.piecewise, rows)
     padding = 0 if group is None else size * len(group.rows) - sum(group.rows)
     if size and padding <= MAX_PADDING:
         return RunnerChoice(RunnerKind.PIECEWISE, size)
@@ -75,7 +78,7 @@ def fits_prefill_graph(plan: StepPlan) -> bool:
     return not plan.decode_slots and len(plan.chunks) == 1 and not plan.chunks[0].start
 
 
-def _smallest(sizes: Sequence[int], rows: int) -> int:
+def smallest(sizes: Sequence[int], rows: int) -> int:
     """Returns the smallest of the ascending `sizes` that is at least `rows`, or 0."""
     at = bisect_left(sizes, rows)
     return sizes[at] if at < len(sizes) else 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,13 +28,14 @@ from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeGraph:
     """The captured graph of one size."""
 
     graph: torch.cuda.CUDAGraph
     looked_up: LookedUp  # inputs of the graph
     output: HeadOutput  # [size, ...], outputs of the graph
+    queries: int = 1  # rows of a slot, next to each other
 
     def replay(self, slots: SlotState, rows: Tensor, kinds: Tensor) -> HeadOutput:
         """Returns the output for `rows` [3, size] of `kinds` [size], as of `SlotState.look_up`. The next replay of any
@@ -44,27 +46,33 @@ class DecodeGraph:
 
 
 class DecodeGraphRunner:
-    """Implements `Runner` for steps that fit a decode graph."""
+    """Implements `Runner` for steps that fit a decode graph, all of whose slots have `queries` rows; with 1, rows of any
+    slots."""
 
-    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker, queries: int = 1) -> None:
         self._forward = forward_pass
+        self._queries = queries
         self._packer = packer
         self._graphs: dict[int, DecodeGraph] = {}
 
     def capture(self, sizes: Sequence[int], compiled: int = 0) -> None:
         """Captures a graph of each of `sizes`. Those up to `compiled` are captured from modules that torch.compile has
         compiled."""
-        decode: Decode = self._forward.decode
+        decode: Decode = partial(self._forward.decode, queries=self._queries)
         if compiled and sizes:
             decode = CompiledDecode(decode, self._forward.model, compiled)
         self._graphs = capture_sizes(
-            "decode graph",
+            "decode graph" if self._queries == 1 else "verify graph",
             lambda size, pool: self.capture_size(decode, size, pool),
             sizes,
             self._forward.device,
         )
         if isinstance(decode, CompiledDecode):
             decode.report()
+
+    @property
+    def graphs(self) -> Sequence[DecodeGraph]:
+        return [*self._graphs.values()]
 
     def capture_size(self, decode: Decode, size: int, pool: Any) -> DecodeGraph:
         slots = self._forward.slots
@@ -76,7 +84,7 @@ class DecodeGraphRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             output = decode(looked_up)
-        return DecodeGraph(graph, looked_up, HeadOutput(*map(alias, output)))
+        return DecodeGraph(graph, looked_up, HeadOutput(*map(alias, output)), self._queries)
 
     def pack(self, plan: StepPlan, rows: int) -> DecodeInputs:
         return self._packer.pack_decode_rows(
@@ -90,7 +98,7 @@ class DecodeGraphRunner:
         graph = self._graphs[len(rows.slots)]
         hidden_states, logits = graph.replay(slots, inputs.rows, inputs.kinds)
         if rows.first_are_sampled:
-            logits = logits[: len(rows.sampled)]
+            logits, sampled = logits[: len(rows.sampled)], None
         else:
-            logits = logits.index_select(0, inputs.sampled)
-        return StepLogits(logits, inputs.sampled_slots, hidden_states)
+            logits, sampled = logits.index_select(0, inputs.sampled), inputs.sampled
+        return StepLogits(logits, inputs.sampled_slots, hidden_states, rows=sampled, source=graph)

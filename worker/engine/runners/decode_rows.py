@@ -21,10 +21,9 @@ class DecodeRows:
     kinds: bytes  # `RowKind`s
     slots: list[int]
     lengths: list[int]  # tokens in the KV cache including the row's token, for decode rows a bound
-    tokens: list[int]  # 0 for rows that are not of a chunk
-    sampled: list[
-        int
-    ]  # indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`
+    tokens: list[int]  # of rows of a chunk; of rows of drafts the number of the draft, otherwise 0
+    # Indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`: all decode rows, and last rows of chunks
+    sampled: list[int]
 
     @property
     def first_are_sampled(self) -> bool:
@@ -34,9 +33,11 @@ class DecodeRows:
 
 def decode_rows(plan: StepPlan, size: int, idle_slot: int) -> DecodeRows:
     """Returns `plan`, of at most `size` tokens, as `size` rows. Padding rows have length 1 in the idle slot."""
-    slots, lengths = list(plan.decode_slots), list(plan.decode_bounds)
+    rows = range(plan.rows_per_decode)
+    slots = [slot for slot in plan.decode_slots for _ in rows]
+    lengths = [bound for bound in plan.decode_bounds for _ in rows]
+    tokens = [*rows] * len(plan.decode_slots)
     sampled = list(range(len(slots)))
-    tokens = [0] * len(slots)
     for chunk in plan.chunks:
         slots += [chunk.slot] * len(chunk.tokens)
         lengths += range(chunk.start + 1, chunk.start + len(chunk.tokens) + 1)

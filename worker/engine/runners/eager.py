@@ -34,21 +34,27 @@ class EagerRunner:
             tokens=rows.tokens,
             positions=rows.positions,
             out_cache_loc=rows.out_cache_loc,
-            num_decodes=len(plan.decode_slots),
+            num_decodes=plan.num_decode_rows,
             attention=self.plan_attention(plan, rows),
             exchange=exchange,
             embedded=[*self._forward.images.rows(len(plan.decode_slots), plan.chunks)],
             window_cache_loc=self._forward.slots.window_cache_loc(rows),
         )
-        return self._forward.run_layers(batch)
+        return self._forward.run_layers(batch)._replace(batch=batch)
 
     def plan_attention(self, plan: StepPlan, rows: LookedUp) -> Sequence[StepAttention]:
         """Returns the attention of the step's `rows`, without padding."""
-        forward, decodes = self._forward, len(plan.decode_slots)
+        forward, decodes = self._forward, plan.num_decode_rows
         if decodes:
             forward.prepare_decode(plan.decode_slots, plan.decode_bounds)
         chunks = [ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks]
-        longest = max(plan.decode_bounds, default=0)
+        longest = max(plan.decode_bounds, default=0) + plan.num_drafts
         return forward.attention.plan(
-            forward.layout(chunks, rows.slots[:decodes], rows.lengths[:decodes], longest)
+            forward.layout(
+                chunks,
+                rows.slots[:decodes],
+                rows.lengths[:decodes],
+                longest,
+                plan.rows_per_decode,
+            )
         )

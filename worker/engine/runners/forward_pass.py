@@ -48,6 +48,7 @@ class ForwardPass:
         decode_slots: Tensor | None = None,
         decode_lengths: Tensor | None = None,
         max_decode_length: int = 0,
+        queries_per_slot: int = 1,
     ) -> StepLayout:
         """Returns the layout of a step with decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, by
         default none, then `chunks`."""
@@ -59,6 +60,7 @@ class ForwardPass:
             max_decode_length=max_decode_length,
             chunks=tuple(chunks),
             window_page_table=self.slots.window_page_table,
+            queries_per_slot=queries_per_slot,
         )
 
     def prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
@@ -90,10 +92,18 @@ class ForwardPass:
         return LayerOutput(*self.model.model.run_layers(batch, self._caches))
 
     @torch.inference_mode()
-    def decode(self, rows: LookedUp) -> HeadOutput:
-        """Runs decode rows, of which the host needs to know only the number."""
-        layout = self.layout((), rows.slots, rows.lengths, self.capacity.context_length)
-        batch = ForwardBatch(
+    def decode(self, rows: LookedUp, queries: int = 1) -> HeadOutput:
+        """Runs decode rows, `queries` of each slot, of which the host needs to know only the number."""
+        batch = self.decode_batch(rows, queries)
+        return self.head(self.model(batch, self._caches))
+
+    def decode_batch(
+        self, rows: LookedUp, queries: int = 1, longest: int | None = None
+    ) -> ForwardBatch:
+        """Returns a batch of decode rows, of at most `longest` tokens, by default as many as a row may have."""
+        most = self.capacity.longest_row if longest is None else longest
+        layout = self.layout((), rows.slots, rows.lengths, most, queries)
+        return ForwardBatch(
             tokens=rows.tokens,
             positions=rows.positions,
             out_cache_loc=rows.out_cache_loc,
@@ -102,7 +112,6 @@ class ForwardPass:
             exchange=self.padded_exchange(rows.out_cache_loc),
             window_cache_loc=self.slots.window_cache_loc(rows),
         )
-        return self.head(self.model(batch, self._caches))
 
     def head(self, hidden_states: Tensor) -> HeadOutput:
         """Computes the logits of normalized `hidden_states` [N, hidden_size]."""

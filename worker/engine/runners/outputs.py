@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.model.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 
 
 class LayerOutput(NamedTuple):
@@ -16,6 +20,7 @@ class LayerOutput(NamedTuple):
 
     hidden_states: Tensor  # [T, hidden_size], not added to the residual yet
     residual: Tensor  # [T, hidden_size]
+    batch: ForwardBatch | None = None  # the rows, for a drafter; None: not known
 
 
 class HeadOutput(NamedTuple):
@@ -30,11 +35,13 @@ Decode = Callable[[LookedUp], HeadOutput]
 
 
 class StepLogits(NamedTuple):
-    """The results of a whole forward pass, for R sampled rows."""
+    """The results of a whole forward pass, for R sampled rows of S slots. R == S without drafts."""
 
     logits: Tensor  # [R, vocab_size] float32; sampling overwrites them
-    slots: Tensor  # [R] int64
-    # [N, hidden_size], the input of the head: all rows of a decode graph, padding included; otherwise the sampled rows,
-    # then the prompt rows with logprobs
+    slots: Tensor  # [S] int64
+    # [N, hidden_size], the input of the head: all rows of a decode graph, padding included; with a drafter all rows;
+    # otherwise the sampled rows, then the prompt rows with logprobs
     hidden_states: Tensor
     prompt_logprobs: RowLogprobs | None = None
+    rows: Tensor | None = None  # [R] int64, the sampled rows; None: the first ones
+    source: ForwardBatch | DecodeGraph | None = None  # of the rows, for a drafter; None: not known

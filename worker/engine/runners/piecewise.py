@@ -55,14 +55,18 @@ class PiecewiseGraph:
         the output."""
         inputs = self.looked_up
         batch = ForwardBatch(
-            inputs.tokens, inputs.positions, inputs.out_cache_loc, num_decodes, attention
+            inputs.tokens[:rows],
+            inputs.positions[:rows],
+            inputs.out_cache_loc[:rows],
+            num_decodes,
+            attention,
         )
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             own_rows = tuple(tensor[:rows] for tensor in cut.rows)
             cut.attend(batch, own_rows, cut.cache, cut.out[:rows])
         self.graphs[-1].replay()
-        return LayerOutput(self.output.hidden_states[:rows], self.output.residual[:rows])
+        return LayerOutput(self.output.hidden_states[:rows], self.output.residual[:rows], batch)
 
 
 class PiecewiseRunner:
@@ -112,7 +116,7 @@ class PiecewiseRunner:
             output = self._forward.run_layers(self._batch(Cutting, rows))
             graphs[-1].capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        output = LayerOutput(*map(alias, output))
+        output = LayerOutput(alias(output.hidden_states), alias(output.residual))
         return PiecewiseGraph(rows, graphs, cuts, output)
 
     def _batch(self, kind: type[ForwardBatch], rows: LookedUp) -> ForwardBatch:
@@ -134,7 +138,7 @@ class PiecewiseRunner:
         rows = self._forward.slots.look_up(inputs.rows, inputs.kinds, graph.looked_up)
         return graph.replay(
             rows=plan.num_tokens,
-            num_decodes=len(plan.decode_slots),
+            num_decodes=plan.num_decode_rows,
             attention=self._eager.plan_attention(plan, rows),
         )
 

@@ -69,7 +69,9 @@ class PrefillGraphRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             output = prefill(inputs)
-        return PrefillGraph(inputs, prefill, graph, LayerOutput(*map(alias, output)))
+        return PrefillGraph(
+            inputs, prefill, graph, LayerOutput(alias(output.hidden_states), alias(output.residual))
+        )
 
     def idle_prompt(self, size: int) -> Tensor:
         """Returns [2 + size] int64: an empty prompt in the idle slot, and padding."""

@@ -49,12 +49,15 @@ class Runners:
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         eager = EagerRunner(forward_pass, packer)
         self.decode_graph = DecodeGraphRunner(forward_pass, packer)
+        queries = forward_pass.capacity.tokens_per_row
+        self.verify_graph = DecodeGraphRunner(forward_pass, packer, queries)
         self.prefill_graph = PrefillGraphRunner(forward_pass, packer)
         self.piecewise = PiecewiseRunner(forward_pass, eager)
         self.sizes = GraphSizes()  # of the captured graphs
         self._by_kind: dict[RunnerKind, Runner[Any]] = {
             RunnerKind.EAGER: eager,
             RunnerKind.DECODE_GRAPH: self.decode_graph,
+            RunnerKind.VERIFY_GRAPH: self.verify_graph,
             RunnerKind.PREFILL_GRAPH: self.prefill_graph,
             RunnerKind.PIECEWISE: self.piecewise,
         }
@@ -66,6 +69,7 @@ class Runners:
         """Replaces all captured graphs by graphs of `sizes`."""
         self.sizes = GraphSizes()
         self.decode_graph.capture(sizes.decode, sizes.compiled)
+        self.verify_graph.capture(sizes.verify)
         self.piecewise.capture(sizes.piecewise)
         self.prefill_graph.capture(sizes.prefill)
         self.sizes = sizes

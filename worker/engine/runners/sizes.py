@@ -15,6 +15,10 @@ class GraphSizes:
     piecewise: Sequence[int] = ()
     prefill: Sequence[int] = ()
     compiled: int = 0  # `decode` sizes up to this one are compiled by torch.compile
+    # Speculative decoding: rows of decode slots that verify drafts, all of the slots equally many; and numbers of slots for
+    # which the drafter has graphs
+    verify: Sequence[int] = ()
+    drafts: Sequence[int] = ()
 
 
 def decode_sizes(largest: int) -> list[int]:

@@ -28,9 +28,12 @@ class RowFeatures:
 class SlotFeatures:
     """The features that each slot's request uses, on the host."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_drafts: int = 0) -> None:
+        # Most tokens by which a bound of a plan is larger than the position of the next token: the step in front of the plan
+        # may give as few as one token, and so may the plan's own
+        self._most_ahead = 2 * num_drafts
         self._flags = np.zeros((4, num_slots), dtype=np.bool_)  # a row for each value of `_flags`
-        self._biased_until = np.zeros(num_slots, dtype=np.int64)  # first position without a bias
+        self._biased_until = np.zeros(num_slots, dtype=np.int64)  # first bound without a bias
         self._num_top = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
@@ -38,9 +41,12 @@ class SlotFeatures:
             slot, sampling = request.slot, request.sampling
             self._flags[:, slot] = _flags(sampling)
             self._num_top[slot] = sampling.top_logprobs
-            self._biased_until[slot] = (
-                _FOR_EVER if sampling.logit_bias else len(request.prompt) + sampling.min_tokens
-            )
+            until = 0
+            if sampling.logit_bias:
+                until = _FOR_EVER
+            elif sampling.min_tokens:
+                until = len(request.prompt) + sampling.min_tokens + self._most_ahead
+            self._biased_until[slot] = until
 
     def num_top(self, slot: int) -> int:
         return int(self._num_top[slot])
@@ -48,7 +54,7 @@ class SlotFeatures:
     def of(self, plan: StepPlan) -> RowFeatures:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        # Of the new tokens. The bounds are exact, because the sampling gives one token a row
+        # Of the new tokens, at most
         positions = np.array([*plan.decode_bounds, *ends], dtype=np.int64)
         penalized, filtered, with_logprobs, restricted = self._flags[:, slots]
         rows_with_logprobs = np.flatnonzero(with_logprobs)

@@ -9,6 +9,7 @@ computed after them: a masked token stays masked, for any number that is added t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from mla_router.worker.core import Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.bitmask import apply_token_bitmask
+from mla_router.worker.engine.sampling.draws import Draws
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs, Run, token_logprobs
 from mla_router.worker.engine.sampling.params import SlotSamplingParams
 from mla_router.worker.engine.sampling.penalties import TokenCounts
+from mla_router.worker.engine.sampling.rows import SampledRows
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.kernels.sampling.accept import accept
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
@@ -30,12 +34,23 @@ from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 _SLICE_ROWS = 256
 
 
+class Sampled(NamedTuple):
+    """What `Sampler.sample` returns for R rows of S slots."""
+
+    logprobs: RowLogprobs | None
+    # With drafts: tokens of the rows, 0 for a row without a token, [R] int64; and the row of each slot's last token, [S] int64
+    tokens: Tensor | None = None
+    last: Tensor | None = None
+
+
 class Sampler:
     """Samples tokens, with the sampling state of all slots."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self.features = SlotFeatures(num_slots)
-        self._params = SlotSamplingParams(num_slots, device)
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device, num_drafts: int = 0
+    ) -> None:
+        self.features = SlotFeatures(num_slots, num_drafts)
+        self._params = SlotSamplingParams(num_slots + 1, device)  # with the idle slot
         self._counts = TokenCounts(num_slots, vocab_size, device)
         self._bias = LogitBias(num_slots, device)
         self._allowed = AllowedTokens(num_slots, vocab_size, device)
@@ -45,6 +60,10 @@ class Sampler:
     def penalty_bytes(self) -> int:
         """Bytes of device memory for the token counts of penalties."""
         return self._counts.nbytes
+
+    def draws(self, slots: Tensor, positions: Tensor) -> Draws:
+        """Returns the draws of rows of `slots` [R] int64, from `positions` [R] int32 on."""
+        return Draws(self._params, slots, positions)
 
     def admit(self, requests: tuple[Admitted, ...]) -> None:
         """Writes the sampling state of requests that take a slot."""
@@ -68,25 +87,33 @@ class Sampler:
         *,
         lengths: Tensor,
         last_token: Tensor,
+        drafts: Tensor,
         out: Tensor,
-    ) -> RowLogprobs | None:
-        """Samples a token for each of the R sampled rows of `plan`, and returns their logprobs, if requested.
+    ) -> Sampled:
+        """Samples the tokens of `plan` for R rows of S slots, and their logprobs, if requested.
 
-        `logits` [R, V] float32 are overwritten. `slots` [R] int64: slots of the rows. `lengths` [num_slots] int32: tokens
-        of each slot, which the step increases by its token. Writes the tokens to `out` [R] int32 (NO_TOKEN for a row
-        without a token) and, by slot, to `last_token` [num_slots] int64 (0 for such a row).
+        `logits` [R, V] float32 are overwritten. `slots` [S] int64. By slot: `lengths` int32, its tokens, which the step
+        increases by those that it samples; `last_token` int64, which it replaces (0 for a row without a token); `drafts`
+        [num_slots, K] int64, which it verifies. Writes the tokens to `out` [S, 1 + plan.num_drafts] int32, as `accept`
+        does; NO_TOKEN for a row without a token.
         """
         features = self.features.of(plan)
-        penalized, biased, restricted, with_logprobs, masked, bits = self._upload(
+        sampled_rows = SampledRows(plan)
+        penalized, biased, restricted, with_logprobs, masked, bits, *of_drafts = self._upload(
             [
-                features.penalized,
-                features.biased,
-                features.restricted,
-                features.with_logprobs,
-                np.array(masks.rows if masks else (), dtype=np.int64),
+                sampled_rows.first(features.penalized),
+                sampled_rows.all(features.biased),
+                sampled_rows.all(features.restricted),
+                sampled_rows.all(features.with_logprobs),
+                sampled_rows.first(np.array(masks.rows if masks else (), dtype=np.int64)),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
+                *sampled_rows.arrays(),
             ]
         )
+        owners, positions = slots, None
+        if of_drafts:
+            slots, offsets, bounds = of_drafts
+            positions = lengths[slots] + offsets  # [R]
         for rows in _slices(restricted):
             _put(
                 logits, rows, apply_token_bitmask(_get(logits, rows), self._allowed.of(slots[rows]))
@@ -97,7 +124,8 @@ class Sampler:
         own = logits.index_select(0, with_logprobs) if len(with_logprobs) else None
         for rows in _slices(biased):
             of = slots[rows]
-            _put(logits, rows, self._bias.add(_get(logits, rows), of, lengths[of]))
+            at = lengths[of] if positions is None else positions[rows]
+            _put(logits, rows, self._bias.add(_get(logits, rows), of, at))
         for rows in _slices(penalized):
             params = self._params.of(slots[rows])
             _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], params))
@@ -112,20 +140,30 @@ class Sampler:
                 params.top_p,
                 params.min_p,
             )
-        temperature, seed = self._params.temperature, self._params.seed
-        sample(logits, slots, lengths, temperature, seed, threshold, last_token, out)
+        if positions is not None:
+            draws = self.draws(slots, positions)
+            draws.draw(logits, threshold)
+            last = torch.empty_like(owners)
+            accept(draws.drawn, owners, bounds, drafts, lengths, last_token, out, last)
+            sampled = Sampled(None, draws.tokens, last)
+        else:
+            temperature, seed = self._params.temperature, self._params.seed
+            sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
+            sampled = Sampled(None)
         if len(penalized):
-            owners = slots[penalized]
-            self._counts.add(owners, last_token[owners])
+            of = slots[penalized]
+            self._counts.add(of, last_token[of])
         if own is None:
-            return None
+            return sampled
         runs = [
-            Run(row, 1, top)
-            for row, top in zip(
+            Run(owner, sampled_rows.count(owner), top)
+            for owner, top in zip(
                 features.with_logprobs.tolist(), features.num_top.tolist(), strict=True
             )
         ]
-        return token_logprobs(own, last_token[slots[with_logprobs]], runs)
+        tokens = last_token[slots] if sampled.tokens is None else sampled.tokens
+        logprobs = token_logprobs(own, tokens[with_logprobs], runs)
+        return sampled._replace(logprobs=logprobs)
 
 
 def _slices(rows: Tensor) -> Iterator[Tensor]:

@@ -43,6 +43,7 @@ def look_up(
     rows: Tensor,
     kinds: Tensor,
     last_token: Tensor,
+    drafts: Tensor,
     lengths: Tensor,
     page_table: Tensor,
     *,
@@ -53,11 +54,13 @@ def look_up(
     lengths and tokens.
 
     A row of a chunk has its length and token in `rows`. A decode row has those of its slot: in `lengths` [all slots]
-    int32, but at most that of `rows`, beyond which its slot may have no pages; and in `last_token` [all slots] int64. An
-    idle row has length 1 and location 0. page_table [all slots, P] int32. `into`: tensors of B rows to write to.
+    int32, but at most that of `rows`, beyond which its slot may have no pages; and in `last_token` [all slots] int64. A
+    row of draft i = 1, 2, ... has i as its token in `rows`; its token is in `drafts` [all slots, D] int64, i positions
+    behind the last one. If that is beyond the length in `rows`, it has location and position 0. Its length stays, from
+    which attention derives the lengths of its slot's other rows. An idle row has length 1 and location 0. page_table [all slots, P] int32. `into`: tensors of B rows to write to.
     """
     op = look_up_triton if page_table.is_cuda else look_up_torch
-    return op(rows, kinds, last_token, lengths, page_table, page_size=page_size, into=into)
+    return op(rows, kinds, last_token, drafts, lengths, page_table, page_size=page_size, into=into)
 
 
 def window_cache_loc(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
@@ -113,6 +116,7 @@ def look_up_torch(
     rows: Tensor,
     kinds: Tensor,
     last_token: Tensor,
+    drafts: Tensor,
     lengths: Tensor,
     page_table: Tensor,
     *,
@@ -120,16 +124,21 @@ def look_up_torch(
     into: LookedUp | None = None,
 ) -> LookedUp:
     slots, own_lengths, own_tokens = rows.unbind()
-    is_decode, is_idle = kinds == RowKind.DECODE, kinds == RowKind.IDLE
-    own_lengths = torch.where(
-        is_decode, torch.minimum(lengths[slots].long(), own_lengths), own_lengths
-    )
+    is_decode, is_draft = kinds == RowKind.DECODE, kinds == RowKind.DRAFT
+    known = lengths[slots].long()
+    of_drafts = known + own_tokens
+    is_idle = (kinds == RowKind.IDLE) | (is_draft & (of_drafts > own_lengths))
+    own_lengths = torch.where(is_decode, torch.minimum(known, own_lengths), own_lengths)
+    own_lengths = torch.where(is_draft, of_drafts, own_lengths)
+    own_lengths = torch.where(kinds == RowKind.IDLE, 1, own_lengths)
     positions = torch.where(is_idle, 0, own_lengths - 1)
     tokens = torch.where(is_decode, last_token[slots], own_tokens)
+    ranks = torch.where(is_draft, own_tokens - 1, 0)
+    tokens = torch.where(is_draft, drafts[slots, ranks], tokens)
     out_cache_loc = _locations_torch(page_table, slots, positions, page_size)
     found = LookedUp(
         slots,
-        (positions + 1).to(torch.int32),
+        own_lengths.to(torch.int32),
         tokens,
         positions,
         torch.where(is_idle, 0, out_cache_loc),
@@ -165,6 +174,7 @@ def look_up_triton(
     rows: Tensor,
     kinds: Tensor,
     last_token: Tensor,
+    drafts: Tensor,
     lengths: Tensor,
     page_table: Tensor,
     *,
@@ -178,8 +188,8 @@ def look_up_triton(
     assert (kinds.shape, kinds.dtype) == ((count,), torch.int8) and kinds.is_contiguous(), (
         f"{count} rows, kinds {tuple(kinds.shape)} {kinds.dtype}"
     )
-    assert last_token.stride() == lengths.stride() == (1,), (
-        f"strides {last_token.stride()}, {lengths.stride()}"
+    assert last_token.stride() == lengths.stride() == (1,) and drafts.stride(1) == 1, (
+        f"strides {last_token.stride()}, {lengths.stride()}, {drafts.stride()}"
     )
     if into is None:
         into = LookedUp(
@@ -195,11 +205,13 @@ def look_up_triton(
         rows,
         kinds,
         last_token,
+        drafts,
         lengths,
         page_table,
         *into,
         count,
         page_table.stride(0),
+        drafts.stride(0),
         PAGE_SIZE=page_size,
         BLOCK=_BLOCK,
         **launch_options(),
@@ -207,7 +219,9 @@ def look_up_triton(
     return into
 
 
-_DECODE, _IDLE = (tl.constexpr(int(kind)) for kind in (RowKind.DECODE, RowKind.IDLE))
+_DECODE, _IDLE, _DRAFT = (
+    tl.constexpr(int(kind)) for kind in (RowKind.DECODE, RowKind.IDLE, RowKind.DRAFT)
+)
 
 
 @triton.jit(do_not_specialize=["count", "table_stride"])
@@ -251,13 +265,14 @@ def _window_locations_kernel(
 
 # The alignment of a step's integers varies: specialized on it, a kernel would be compiled under load.
 @triton.jit(
-    do_not_specialize=["count", "table_stride"],
+    do_not_specialize=["count", "table_stride", "draft_stride"],
     do_not_specialize_on_alignment=["rows", "kinds", "slot_lengths"],
 )
 def _look_up_kernel(
     rows,
     kinds,
     last_token,
+    drafts,
     slot_lengths,
     page_table,
     slots,
@@ -267,6 +282,7 @@ def _look_up_kernel(
     out_cache_loc,
     count,
     table_stride,
+    draft_stride,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -277,15 +293,19 @@ def _look_up_kernel(
     slot = tl.load(rows + row, inside, other=0)
     length = tl.load(rows + count + row, inside, other=1)
     token = tl.load(rows + 2 * count + row, inside, other=0)
-    is_decode, is_idle = kind == _DECODE, kind == _IDLE
-    known = tl.load(slot_lengths + slot, is_decode, other=1)
+    is_decode, is_draft = kind == _DECODE, kind == _DRAFT
+    known = tl.load(slot_lengths + slot, is_decode | is_draft, other=1).to(tl.int64)
     last = tl.load(last_token + slot, is_decode, other=0)
-    length = tl.where(is_decode, tl.minimum(known.to(tl.int64), length), length)
+    draft = tl.load(drafts + slot * draft_stride + token - 1, is_draft, other=0)
+    is_idle = (kind == _IDLE) | (is_draft & (known + token > length))
+    length = tl.where(is_decode, tl.minimum(known, length), length)
+    length = tl.where(is_draft, known + token, length)
+    length = tl.where(kind == _IDLE, 1, length)
     position = tl.where(is_idle, 0, length - 1)
-    at = _location(page_table, table_stride, slot, position, kind != _IDLE, PAGE_SIZE)
+    at = _location(page_table, table_stride, slot, position, is_idle == 0, PAGE_SIZE)
     tl.store(slots + row, slot, inside)
-    tl.store(lengths + row, (position + 1).to(tl.int32), inside)
-    tl.store(tokens + row, tl.where(is_decode, last, token), inside)
+    tl.store(lengths + row, length.to(tl.int32), inside)
+    tl.store(tokens + row, tl.where(is_decode, last, tl.where(is_draft, draft, token)), inside)
     tl.store(positions + row, position, inside)
     tl.store(out_cache_loc + row, at, inside)
 

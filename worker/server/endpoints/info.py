@@ -36,7 +36,8 @@ async def server_info(request: web.Request) -> web.Response:
     state = request.app[STATE]
     service = state.ready()
     config, limits, scheduler = service.config, service.limits, service.scheduler
-    stats = stats_fields(await scheduler.stats())
+    latest = await scheduler.stats()
+    stats = stats_fields(latest)
     return json_response(
         {
             **config.settings(),
@@ -58,6 +59,7 @@ async def server_info(request: web.Request) -> web.Response:
                     **stats,
                     "last_gen_throughput": scheduler.throughput,
                     "load": stats["running"] + stats["waiting"],
+                    "avg_spec_accept_length": latest.accept_length,
                     "effective_max_running_requests_per_dp": limits.max_running_requests,
                     "memory_usage": {"token_capacity": limits.max_total_num_tokens},
                 }

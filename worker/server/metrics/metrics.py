@@ -200,6 +200,16 @@ class _SchedulerCollector:
                 "Mean load of a rank's experts over the largest, over about half a second, averaged over layers.",
                 stats.expert_balancedness or None,
             ),
+            (
+                "sglang:spec_accept_length",
+                "Tokens of a request in a step with drafts, since the start.",
+                stats.accept_length or None,
+            ),
+            (
+                "sglang:spec_accept_rate",
+                "Share of drafts that were accepted, since the start.",
+                stats.accepted_tokens / stats.draft_tokens if stats.draft_tokens else None,
+            ),
         ):
             if value is not None:
                 yield self._add(GaugeMetricFamily(name, meaning, labels=["model_name"]), value)
@@ -216,6 +226,21 @@ class _SchedulerCollector:
                 "sglang:num_retracted_requests",
                 "Retractions of running requests for lack of memory.",
                 stats.retracted,
+            ),
+            (
+                "vllm:spec_decode_num_drafts",
+                "Decode steps of requests with drafts.",
+                stats.draft_steps,
+            ),
+            (
+                "vllm:spec_decode_num_draft_tokens",
+                "Drafts that were verified.",
+                stats.draft_tokens,
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Drafts that were accepted.",
+                stats.accepted_tokens,
             ),
         ):
             yield self._add(CounterMetricFamily(name, meaning, labels=["model_name"]), value)

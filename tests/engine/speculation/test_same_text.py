@@ -1,0 +1,143 @@
+"""Speculative decoding gives the tokens of the same engine without drafts, for every kind of request in one batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from mla_router.worker.config import SMALL_MODEL, WorkerConfig
+from mla_router.worker.core import Logprobs, SamplingParams
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.messages import Generate, Stats, ToScheduler
+from support.random_requests import random_script
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
+from support.tiny_model import CONFIGS, VOCAB_SIZE
+from support.tiny_mtp import write_tiny_mtp
+
+# At this temperature a token is the noise of its position, which the drafter draws as well
+NOISE_ALONE = 1e6
+PAGE_SIZE = 16
+
+
+@dataclass
+class Outcome:
+    stats: Stats
+    tokens: dict[str, list[int]]
+    reasons: dict[str, str]
+    logprobs: dict[str, list[float]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mtp") / "model"
+    write_tiny_mtp(path, 1, **CONFIGS["v3"])
+    return path
+
+
+def engine_of(folder: Path, drafts: int, pages: int = 120, **settings: Any) -> Engine:
+    if drafts:
+        settings |= {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
+    return load_engine(
+        WorkerConfig(
+            model_path=str(folder),
+            device="cpu",
+            max_total_tokens=pages * PAGE_SIZE,
+            max_running_requests=6,
+            **settings,
+        )
+    )
+
+
+def mixed_script(seed: int, count: int) -> dict[int, list[ToScheduler]]:
+    """Returns random requests: a third with any features, a third greedy, a third that the noise alone decides."""
+    rng = random.Random(seed)
+    script = random_script(seed, count, aborts=False)
+    for messages in script.values():
+        for at, message in enumerate(messages):
+            assert isinstance(message, Generate)
+            kind, old = rng.randrange(3), message.sampling
+            if kind == 0:
+                continue
+            plain = SamplingParams(old.max_tokens, stop_token_ids=old.stop_token_ids)
+            if kind == 1:
+                plain = SamplingParams(20, temperature=NOISE_ALONE, seed=old.seed)
+            messages[at] = msgspec.structs.replace(message, sampling=plain)
+    return script
+
+
+def outcome_of(script: dict[int, list[ToScheduler]], engine: Engine, **how: Any) -> Outcome:
+    rids = [m.rid for some in script.values() for m in some if isinstance(m, Generate)]
+    vocab_size = engine.model.config.vocab_size
+    ran: Run = run(script, engine=engine, capacity=engine.capacity, vocab_size=vocab_size, **how)
+    stats = ran.scheduler.stats()
+    assert_nothing_is_allocated(ran)
+    found = Outcome(
+        stats,
+        {rid: ran.channel.tokens(rid) for rid in rids},
+        {rid: ran.channel.reason(rid) for rid in rids},
+    )
+    for rid, deltas in ran.channel.deltas().items():
+        scored = [delta.logprobs for delta in deltas if isinstance(delta.logprobs, Logprobs)]
+        found.logprobs[rid] = [number for some in scored for number in some.logprobs]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drafts", "overlap", "pages"),
+    [(1, True, 120), (2, False, 14), (3, True, 13)],
+    ids=["1 draft", "2 drafts, no overlap, little memory", "3 drafts, little memory"],
+)
+def test_every_request_has_the_same_tokens(
+    folder: Path, drafts: int, overlap: bool, pages: int
+) -> None:
+    expected = outcome_of(mixed_script(drafts, 16), engine_of(folder, 0))
+    got = outcome_of(
+        mixed_script(drafts, 16),
+        engine_of(folder, drafts, pages),
+        overlap=overlap,
+        chunk_size=24,
+        schedule_conservativeness=0.01,
+    )
+    assert got.tokens == expected.tokens
+    assert got.reasons == expected.reasons
+    for rid, numbers in expected.logprobs.items():
+        assert got.logprobs[rid] == pytest.approx(numbers, abs=1e-4), rid
+    assert got.stats.accepted_tokens > 20, got.stats
+    assert (got.stats.retracted > 0) == (pages < 100), got.stats
+    assert expected.stats.draft_steps == 0
+
+
+def test_noise_alone_is_drafted_right(folder: Path) -> None:
+    """A draft is drawn with the noise of the token that it stands for."""
+    script: dict[int, list[ToScheduler]] = {0: [], 4: []}
+    for at, rid in ((0, "a"), (0, "b"), (4, "c")):
+        sampling = SamplingParams(41, temperature=NOISE_ALONE, seed=ord(rid))
+        script[at].append(Generate(rid, [5, 6, 7, ord(rid) % VOCAB_SIZE], sampling))
+    found = outcome_of(script, engine_of(folder, 3))
+    # The first token is of the prompt; ten steps of four tokens follow
+    assert (found.stats.draft_steps, found.stats.draft_tokens) == (3 * 10, 3 * 30)
+    assert found.stats.accepted_tokens == 3 * 30
+
+
+def test_the_shipped_model_accepts_its_own_drafts() -> None:
+    """The first draft of its trained layer is accepted more often than not, and no token changes."""
+    tokenizer = Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
+
+    def script() -> dict[int, list[ToScheduler]]:
+        requests: list[ToScheduler] = []
+        for n in range(4):
+            prompt = tokenizer.encode(f"Question: What is {17 + n} + {25 + 3 * n}? Answer:").ids
+            requests.append(Generate(f"r{n}", prompt, SamplingParams(32)))
+        return {0: requests}
+
+    expected = outcome_of(script(), engine_of(SMALL_MODEL, 0))
+    got = outcome_of(script(), engine_of(SMALL_MODEL, 2))
+    assert got.tokens == expected.tokens
+    assert got.stats.accepted_tokens > got.stats.draft_steps / 2, got.stats

@@ -1,0 +1,44 @@
+"""The steps that verify and make drafts."""
+
+from __future__ import annotations
+
+from mla_router.worker.core import SamplingParams
+from mla_router.worker.scheduler.drafts import DraftPolicy, StepDrafts
+from mla_router.worker.scheduler.request import Request
+
+NONE = StepDrafts(0, made=False)
+
+
+def requests(count: int, **sampling: float) -> list[Request]:
+    return [
+        Request(f"r{n}", [1], SamplingParams(9, **sampling), tokens_per_row=3)  # type: ignore[arg-type]
+        for n in range(count)
+    ]
+
+
+def test_drafts_are_verified_one_step_after_they_are_made() -> None:
+    policy, some = DraftPolicy(2, 8), requests(4)
+    assert policy.next_step([], some) == StepDrafts(0, made=True)
+    assert policy.next_step(some, []) == StepDrafts(2, made=True)
+
+
+def test_large_steps_have_no_drafts() -> None:
+    policy, many = DraftPolicy(2, 8), requests(9)
+    policy.next_step([], many[:8])
+    assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False)
+    assert policy.next_step(many[:8], []) == StepDrafts(0, made=True)
+    assert policy.next_step(many, []) == NONE
+
+
+def test_requests_with_penalties_take_none() -> None:
+    policy, plain, penalized = DraftPolicy(2, 8), requests(1), requests(3, presence_penalty=1.0)
+    assert not any(request.takes_drafts for request in penalized)
+    assert policy.next_step([], plain + penalized) == StepDrafts(0, made=True)
+    # The drafts of the other request stay right in a step without it
+    assert policy.next_step(penalized, []) == NONE
+    assert policy.next_step(plain + penalized, []) == StepDrafts(2, made=True)
+
+
+def test_without_drafts_no_step_has_any() -> None:
+    policy, some = DraftPolicy(0, 8), requests(2)
+    assert policy.next_step([], some) == policy.next_step(some, []) == NONE

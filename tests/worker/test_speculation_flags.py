@@ -1,0 +1,41 @@
+"""Flags of speculative decoding, with SGLang's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafts"),
+    [
+        ({}, 0),
+        ({"speculative_algorithm": "NEXTN"}, 3),
+        ({"speculative_algorithm": "NEXTN", "speculative_num_draft_tokens": 4}, 3),
+        ({"speculative_algorithm": "NEXTN", "speculative_num_steps": 1}, 1),
+    ],
+)
+def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
+    assert WorkerConfig(**settings).num_drafts == drafts
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE: choose one of"),
+        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN"),
+        ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: choose one of"),
+        ({"tp_size": 2}, "not with --tp-size"),
+        ({"tp_size": 2, "attn_dp_size": 2}, "not with --enable-dp-attention"),
+        ({"enable_flashinfer_mla": True}, "not with --enable-flashinfer-mla"),
+        ({"enable_torch_compile": True}, "not with --enable-torch-compile"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+    algorithm = {} if message.endswith("NEXTN") else {"speculative_algorithm": "NEXTN"}
+    with pytest.raises(ConfigError, match=message):
+        WorkerConfig(**{**algorithm, **settings})

@@ -1,0 +1,50 @@
+"""The rows of a step that are sampled: a slot with drafts has several."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mla_router.worker.core import StepPlan
+
+
+class SampledRows:
+    """The R sampled rows of a plan: those of each decode slot, then the last ones of chunks."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def first(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the first row of each of `indices` into `StepPlan.sampled_slots`."""
+        plan = self._plan
+        if not plan.num_drafts:
+            return indices
+        decodes = len(plan.decode_slots)
+        behind = indices + decodes * plan.num_drafts
+        return np.where(indices < decodes, indices * plan.rows_per_decode, behind)
+
+    def all(self, indices: np.ndarray) -> np.ndarray:
+        """Returns all rows of `indices`, ascending."""
+        plan = self._plan
+        if not plan.num_drafts:
+            return indices
+        rows = self.first(indices)[:, None] + np.arange(plan.rows_per_decode)
+        exists = (indices[:, None] < len(plan.decode_slots)) | (rows == rows[:, :1])
+        existing: np.ndarray = rows[exists]
+        return existing
+
+    def count(self, index: int) -> int:
+        """Returns the number of rows of an index into `StepPlan.sampled_slots`."""
+        return self._plan.rows_per_decode if index < len(self._plan.decode_slots) else 1
+
+    def arrays(self) -> list[np.ndarray]:
+        """Returns the slots [R] int64 of the rows, the positions [R] int32 by which they are behind their slot's first row,
+        and the bounds [D] int64 of the D decode slots; nothing for a plan without drafts."""
+        plan = self._plan
+        if not plan.num_drafts:
+            return []
+        decodes, each = len(plan.decode_slots), plan.rows_per_decode
+        slots = np.array(plan.sampled_slots, dtype=np.int64)
+        counts = np.where(np.arange(len(slots)) < decodes, each, 1)
+        offsets = np.zeros(int(counts.sum()), dtype=np.int32)
+        offsets[: decodes * each] = np.tile(np.arange(each, dtype=np.int32), decodes)
+        return [np.repeat(slots, counts), offsets, np.array(plan.decode_bounds, dtype=np.int64)]
