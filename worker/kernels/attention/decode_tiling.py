@@ -19,9 +19,7 @@ class Tiling:
     programs_per_sm: int  # programs that fit one multiprocessor's registers and shared memory
     pieces: int = 1  # of a latent (MLA), each with its own sum of scores
     min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
-    hopper: bool = (
-        False  # of MLA's kernels for Hopper (`mla_decode_hopper.py`, `mla_decode_wide.py`)
-    )
+    hopper: bool = False  # of `mla_decode_hopper.py` or `mla_decode_wide.py`
 
     def shared_bytes(self, query_width: int, row_width: int, *, fp8: bool = False) -> int:
         """Returns an upper bound of a program's shared memory, for queries and cached rows of so many numbers: blocks of
