@@ -123,6 +123,28 @@ fn text_parts_equal_text_and_images_count_by_their_data() {
 }
 
 #[test]
+fn bare_prompts_with_other_images_share_no_block() {
+    let key = |field: &str, data: Value| {
+        let body = json!({"text": long("<image> "), field: data});
+        extract(Route::Generate, &body).expect("a prompt")
+    };
+    let (ours, same) = (key("image_data", json!(["a"])), key("image_data", json!(["a"])));
+    assert_eq!(ours, same);
+    let others = [
+        key("image_data", json!(["b"])),
+        key("video_data", json!(["a"])),
+        key("image_data", Value::Null),
+    ];
+    for other in others {
+        assert_ne!(ours.root, other.root);
+        assert_ne!(ours.blocks[0], other.blocks[0]);
+    }
+    assert_eq!(ours.measure, Measure::Unknown);
+    let bare = extract(Route::Generate, &json!({"text": long("<image> ")})).expect("a prompt");
+    assert_eq!(key("image_data", Value::Null), bare);
+}
+
+#[test]
 fn messages_request_shares_the_blocks_of_the_equal_chat() {
     let messages = |body: &Value| extract(Route::Messages, body).expect("messages");
     let (rule, question) = (long("rule "), long("why "));

@@ -107,6 +107,8 @@ struct Fields<'a> {
     prompt: Option<&'a [u8]>,
     text: Option<&'a [u8]>,
     input_ids: Option<&'a [u8]>,
+    images: Option<&'a [u8]>,
+    videos: Option<&'a [u8]>,
     input: Option<&'a [u8]>,
     instructions: Option<&'a [u8]>,
     previous: Option<&'a [u8]>,
@@ -134,6 +136,8 @@ impl<'a> Fields<'a> {
                 b"prompt" => &mut fields.prompt,
                 b"text" => &mut fields.text,
                 b"input_ids" => &mut fields.input_ids,
+                b"image_data" => &mut fields.images,
+                b"video_data" => &mut fields.videos,
                 b"input" => &mut fields.input,
                 b"instructions" => &mut fields.instructions,
                 b"previous_response_id" => &mut fields.previous,
@@ -172,6 +176,20 @@ impl<'a> Fields<'a> {
     /// Fields by which the Responses API refers to text that the engine puts before the input.
     fn references(&self) -> [Option<&'a [u8]>; 3] {
         [self.previous, self.conversation, self.prompt]
+    }
+
+    /// The root of a request with a bare prompt. Only the engine's model knows the places of its images in the text, so
+    /// prompts with other images share nothing.
+    fn root_of_plain(&self, kind: Kind) -> Result<u64, KeyError> {
+        let mut parts = vec![self.model, self.adapter, self.salt, self.extra_key];
+        if self.has_media() {
+            parts.extend([self.images, self.videos]);
+        }
+        prompt::root(kind, &parts)
+    }
+
+    fn has_media(&self) -> bool {
+        self.images.is_some() || self.videos.is_some()
     }
 
     /// The root of a request to the Responses API. Without references it equals the root of the same chat.
@@ -219,7 +237,7 @@ impl RouteKey {
             Route::Other => return Err(KeyError::NoPrompt),
         };
         let plain = prompt::plain(value.ok_or(KeyError::Missing(name))?, name)?;
-        let root = fields.root(plain.kind)?;
+        let root = fields.root_of_plain(plain.kind)?;
         let mut blocks = Blocks::new(root, plain.first.len());
         match plain.kind {
             Kind::Text => prompt::text(plain.first, name, &mut blocks)?,
@@ -228,6 +246,9 @@ impl RouteKey {
         let mut key = Self::new(&fields, root, blocks, plain.kind.unit());
         if plain.kind == Kind::Ids {
             key.measure = Measure::Ids;
+        }
+        if fields.has_media() {
+            key.measure = Measure::Unknown;
         }
         if plain.prompts > 1 {
             key.more_answers = fields.more_answers(plain.prompts);
