@@ -10,10 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import openai
 import pytest
+
+pytest.importorskip("PIL", reason="needs Pillow: requirements.lock has it")
+av = pytest.importorskip("av", reason="needs PyAV: requirements.lock has it")
+
 from PIL import Image
 
 from support import client, processes

@@ -22,7 +22,7 @@ def random_config(seed: int) -> dict[str, Any]:
         "tie_word_embeddings": draw.random() < 0.3,
     }
     if family == "qwen2":
-        return common | _heads(draw) | {"rope_parameters": draw.choice([_plain(draw), _yarn(draw)])}
+        return common | _qwen2(draw)
     common["attention_bias"] = draw.random() < 0.3
     if family == "gemma2":
         return common | _gemma2(draw, common["num_hidden_layers"])
@@ -33,6 +33,15 @@ def _llama(draw: Random) -> dict[str, Any]:
     return _heads(draw) | {
         "mlp_bias": draw.random() < 0.3,
         "rope_parameters": draw.choice([_plain(draw), _stretched(draw)]),
+    }
+
+
+def _qwen2(draw: Random) -> dict[str, Any]:
+    return _heads(draw) | {
+        "rope_parameters": draw.choice([_plain(draw), _yarn(draw)]),
+        "use_sliding_window": draw.random() < 0.5,
+        "sliding_window": draw.randint(1, 40),
+        "max_window_layers": draw.randint(0, 2),
     }
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL.Image import Image, Resampling
 from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     PreTrainedTokenizerFast,
 )
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
-    LlavaOnevisionImageProcessorPil,
-)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 from support.tiny_model import COMMON, VOCAB_SIZE, _spread, tiny_tokenizer
 
@@ -32,6 +31,7 @@ CHAT_TEMPLATE = (
     "{{ '\\n' + part['text'] }}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+BICUBIC = 3  # Pillow's number of it
 GRID = [[TILE * rows, TILE * columns] for rows in range(1, 5) for columns in range(1, 5)]
 
 
@@ -64,15 +64,25 @@ def llava_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write_tiny_llava(folder: Path, *, seed: int = 0, **changes: Any) -> None:
+def write_tiny_llava(
+    folder: Path, *, seed: int = 0, processor: bool = True, **changes: Any
+) -> None:
+    """`processor`: writes its config as well, which needs Pillow."""
     torch.manual_seed(seed)
     model = LlavaOnevisionForConditionalGeneration(llava_config(**changes))
     _spread(model)
     model.save_pretrained(folder)
     llava_tokenizer().save_pretrained(folder)
-    LlavaOnevisionImageProcessorPil(
-        size={"height": TILE, "width": TILE}, image_grid_pinpoints=GRID
-    ).save_pretrained(folder)
+    if processor:
+        size = {"height": TILE, "width": TILE}
+        _processor()(size=size, image_grid_pinpoints=GRID).save_pretrained(folder)
+
+
+def _processor() -> Any:
+    """Returns transformers' class of the image processor, which needs Pillow."""
+    from transformers.models.llava_onevision import image_processing_pil_llava_onevision as module
+
+    return module.LlavaOnevisionImageProcessorPil
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class LlavaReference:
         self._model: Any = LlavaOnevisionForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32
         ).eval()
-        self._images = LlavaOnevisionImageProcessorPil.from_pretrained(folder)
+        self._images = _processor().from_pretrained(folder)
         self._image_token = self._model.config.image_token_index
 
     @torch.inference_mode()
@@ -139,7 +149,7 @@ class LlavaReference:
 
     def _frames(self, video: Sequence[Image]) -> torch.Tensor:
         """Returns pixels [1, frames, 3, TILE, TILE]: each frame resized as a whole, by Pillow itself."""
-        frames = [frame.resize((TILE, TILE), Resampling.BICUBIC) for frame in video]
+        frames = [frame.resize((TILE, TILE), BICUBIC) for frame in video]
         pixels = torch.tensor(np.stack([np.asarray(frame) for frame in frames]))
         colours = pixels.permute(0, 3, 1, 2).double() / 255
         mean, std = (

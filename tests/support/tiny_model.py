@@ -3,7 +3,7 @@
 `CONFIGS` covers DeepSeek's family (V2 and V3 routing, with and without q_lora, YaRN on and off, one
 and several expert groups, tied embeddings, both layouts of the rotary pairs), Llama's (multi-head,
 grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles), Qwen2's (tied
-or not, with YaRN or without) and Gemma 2's (windows in every other layer, with soft caps and without).
+or not, with YaRN or without, with windows in some layers) and Gemma 2's (windows in every other layer, with soft caps and without).
 """
 
 from __future__ import annotations
@@ -198,6 +198,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen2_windows": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
     },
     "gemma2": {"model_type": "gemma2", "num_hidden_layers": 4},
     "gemma2_uncapped": {

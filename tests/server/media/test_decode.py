@@ -8,6 +8,9 @@ import struct
 import zlib
 
 import pytest
+
+pytest.importorskip("PIL", reason="needs Pillow: requirements.lock has it")
+
 from PIL import Image
 
 from mla_router.worker.server.errors import InvalidField

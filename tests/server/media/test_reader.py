@@ -8,6 +8,9 @@ import io
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("PIL", reason="needs Pillow: requirements.lock has it")
+
 from PIL import Image
 
 from mla_router.worker.core import ImageFormat, ImageKind

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
-import av
 import pytest
+
+av = pytest.importorskip("av", reason="needs PyAV: requirements.lock has it")
+
 from PIL import Image
 
 from mla_router.worker.server.errors import InvalidField

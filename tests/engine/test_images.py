@@ -1,0 +1,102 @@
+"""Schedulers and engines with images: the tokens of a request depend on its own images alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import ToScheduler
+from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
+from support.checked_engine import CheckedEngine
+from support.image_requests import image_script
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
+from support.tiny_llava import write_tiny_llava
+from support.tiny_model import VOCAB_SIZE
+
+ROOMY = Capacity(4000, 4, 12, 320, image_tokens=1000, image_tiles=16)
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    write_tiny_llava(folder, processor=False)
+    return folder
+
+
+def serve(
+    folder: Path, script: dict[int, list[ToScheduler]], capacity: Capacity, **how: object
+) -> Run:
+    device = torch.device("cpu")
+    model = load_model(folder, device=device, dtype=torch.float32)
+    engine = CheckedEngine(
+        model,
+        capacity,
+        device=device,
+        dtype=torch.float32,
+        attention=torch_attention(model.config),
+    )
+    settings: dict[str, object] = {"chunk_size": 32} | how
+    return run(script, capacity=capacity, engine=engine, vocab_size=VOCAB_SIZE + 2, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> dict[str, list[int]]:
+    """The tokens of each request, alone and without a prefix cache."""
+    outcome = serve(
+        folder,
+        {1000 * at: [message] for at, message in enumerate(requests())},
+        ROOMY,
+        overlap=False,
+        chunk_size=320,
+        use_prefix_cache=False,
+    )
+    return {f"r{n}": outcome.channel.tokens(f"r{n}") for n in range(COUNT)}
+
+
+def requests() -> list[ToScheduler]:
+    script = image_script(1, COUNT, aborts=False)
+    return [message for messages in script.values() for message in messages]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "tight",
+    [
+        {},
+        {"num_pages": 60},  # requests are retracted
+        {"image_tokens": 60, "image_tiles": 2},  # two images at a time
+        {"num_pages": 60, "image_tokens": 1, "image_tiles": 1},  # one request with images at a time
+    ],
+)
+def test_tokens_of_a_busy_scheduler(
+    folder: Path, wanted: dict[str, list[int]], tight: dict[str, int], overlap: bool
+) -> None:
+    outcome = serve(
+        folder,
+        image_script(1, COUNT, aborts=False),
+        replace(ROOMY, **tight),
+        overlap=overlap,
+        schedule_conservativeness=0.01,
+    )
+    for rid, tokens in wanted.items():
+        assert outcome.channel.tokens(rid) == tokens, rid
+    stats = outcome.scheduler.stats()
+    assert stats.cached_tokens > 0
+    assert stats.retracted > 0 or tight != {"num_pages": 60}
+    assert_nothing_is_allocated(outcome)
+
+
+def test_aborts(folder: Path) -> None:
+    for seed in range(3):
+        capacity = replace(ROOMY, num_pages=90, image_tokens=60, image_tiles=2)
+        outcome = serve(folder, image_script(seed, COUNT, aborts=True), capacity)
+        for n in range(COUNT):
+            assert outcome.channel.reason(f"r{n}") in ("length", "stop", "abort")
+        assert_nothing_is_allocated(outcome)
+        assert len(outcome.scheduler.images) == 0
