@@ -16,6 +16,7 @@ from PIL import Image
 from mla_router.worker.core import ImageFormat, ImageKind
 from mla_router.worker.messages import Image as Tiles
 from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.media import reader as module
 from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.media.source import Source
 from support.tiny_llava import VOCAB_SIZE, write_tiny_llava
@@ -81,6 +82,20 @@ def test_many_images_are_refused_before_any_is_read(reader: MediaReader) -> None
 def test_no_url_is_fetched_by_default(reader: MediaReader, url: str) -> None:
     with pytest.raises(InvalidField, match=r"image_data\[0\]: this server fetches no URLs"):
         read(reader, Source(url, "image_data[0]"))
+
+
+def test_the_pixels_of_all_images(reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three images of 3,000 pixels are more than 8,000. The last one is refused."""
+    monkeypatch.setattr(module, "MAX_OF_ALL", 8_000)
+    assert len(read(reader, source(11), source(12))) == 2
+    with pytest.raises(InvalidField, match="the images of a request have more than"):
+        read(reader, source(21), source(22), source(23))
+
+
+def test_the_number_of_videos(reader: MediaReader) -> None:
+    videos = [Source("not read", f"video {number}", "video") for number in range(9)]
+    with pytest.raises(InvalidField, match=r"^video 4: more than 4 videos"):
+        read(reader, *videos)
 
 
 def test_a_folder_without_a_processor(tmp_path: Path) -> None:

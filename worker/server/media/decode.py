@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_EDGE = 8192  # pixels; several images are padded to squares
 MAX_PIXELS = 1 << 25
+MAX_OF_ALL = 1 << 27  # of the images of a request: some seconds
 
 
-def decode_image(data: bytes, field: str) -> Image:
-    """Returns the image in RGB, turned as its EXIF data says. Of an animation it is the first frame. Raises
-    InvalidField."""
+def decode_image(data: bytes, field: str, most: int = MAX_PIXELS) -> Image:
+    """Returns the image in RGB, turned as its EXIF data says. Of an animation it is the first frame. `most`: pixels that
+    the request may still have. Raises InvalidField."""
     from PIL import Image, ImageOps
 
     try:
@@ -32,6 +33,8 @@ def decode_image(data: bytes, field: str) -> Image:
             field,
             f"{width} x {height} pixels are more than {MAX_EDGE} on an edge or {MAX_PIXELS} in all",
         )
+    if width * height > most:
+        raise InvalidField(field, f"the images of a request have more than {MAX_OF_ALL} pixels")
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception:  # noqa: BLE001 (as above)

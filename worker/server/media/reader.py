@@ -13,12 +13,13 @@ from threading import Lock
 from mla_router.worker.core import ImageFormat
 from mla_router.worker.messages import Image, PlacedImage
 from mla_router.worker.server.errors import InvalidField
-from mla_router.worker.server.media.decode import decode_image
+from mla_router.worker.server.media.decode import MAX_OF_ALL, decode_image
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.onevision import OnevisionProcessor
 from mla_router.worker.server.media.source import Source
 from mla_router.worker.server.media.video import decode_video
 
+MAX_VIDEOS = 4  # of a request
 THREADS = 2  # decoding releases the GIL; each may need some 500 MB
 CACHED_BYTES = 128 << 20  # of tiles: each turn of a conversation has its images again
 
@@ -50,6 +51,9 @@ class MediaReader:
             return []
         if self._unusable:
             raise InvalidField(sources[0].field, self._unusable)
+        videos = [source for source in sources if source.kind == "video"]
+        if len(videos) > MAX_VIDEOS:
+            raise InvalidField(videos[MAX_VIDEOS].field, f"more than {MAX_VIDEOS} videos")
         least = len(sources) * (self._tile_tokens // 4)  # a video of one frame has a quarter
         if least > context_length:
             raise InvalidField(
@@ -58,12 +62,18 @@ class MediaReader:
                 code="context_length_exceeded",
             )
         alone = sum(source.kind == "image" for source in sources) == 1
-        return [await self._read(source, alone) for source in sources]
+        images: list[Image] = []
+        room = MAX_OF_ALL
+        for source in sources:
+            images.append(await self._read(source, alone, room))
+            if source.kind == "image":
+                room -= images[-1].info.width * images[-1].info.height
+        return images
 
-    async def _read(self, source: Source, alone: bool) -> Image:
+    async def _read(self, source: Source, alone: bool, room: int) -> Image:
         data = await self._fetched(source) if source.is_remote else None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._decoded, source, data, alone)
+        return await loop.run_in_executor(self._threads, self._decoded, source, data, alone, room)
 
     async def _fetched(self, source: Source) -> bytes:
         if self._fetcher is None:
@@ -73,18 +83,19 @@ class MediaReader:
             )
         return await self._fetcher.fetch(source.url, source.most, source.field)
 
-    def _decoded(self, source: Source, data: bytes | None, alone: bool) -> Image:
+    def _decoded(self, source: Source, data: bytes | None, alone: bool, room: int) -> Image:
         data = source.read() if data is None else data
         key = hashlib.sha256(data).digest(), source.kind if alone else f"{source.kind} of several"
         image = self._cache.get(key)
         if image is None:
-            image = self._processed(data, source, alone)
+            image = self._processed(data, source, alone, room)
             self._cache.put(key, image)
         return image
 
-    def _processed(self, data: bytes, source: Source, alone: bool) -> Image:
+    def _processed(self, data: bytes, source: Source, alone: bool, room: int) -> Image:
         if source.kind == "image":
-            return self._processor.process(decode_image(data, source.field), alone=alone)
+            picture = decode_image(data, source.field, room)
+            return self._processor.process(picture, alone=alone)
         try:
             return self._processor.process_video(decode_video(data, source.field))
         except ImportError:
