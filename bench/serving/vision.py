@@ -1,0 +1,126 @@
+"""The vision tower of a model: tiles a second, and decode steps beside it.
+
+    python bench/serving/vision.py --model-path bench/shapes/llava-onevision-7b --load-format dummy [--tiles 4 16] [--out FILE]
+
+A batch of the tower is launched as soon as the one before is done, as the scheduler does, between decode steps of
+`--batch-size` requests. Tiles are random bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+from bench_one_batch import Batch, step_times
+from mla_router.worker import flags
+from mla_router.worker.core import ImageInfo, ImageKind, ImagePart
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.loader import load_engine
+
+REPEATS = 9
+GREY = (0.5, 0.5, 0.5)
+
+
+class Tower:
+    """Batches of `tiles` tiles of one image, which is never whole, so that nothing else is launched."""
+
+    def __init__(self, engine: Engine, tiles: int) -> None:
+        assert engine.model.vision is not None, "a model without images"
+        size = engine.model.vision.tile_size
+        info = ImageInfo(1 << 40, ImageKind.TILED, 1, tiles + 1, size, size, 1 / 255, GREY, GREY)
+        self.engine = engine
+        self.part = ImagePart(info, Random(0).randbytes(tiles * 3 * size * size))
+        self.batches = 0
+        self._pending = self.launch()
+
+    def launch(self) -> Any:
+        self.batches += 1
+        return self.engine.encode((self.part,), (self.part.info.key,))
+
+    def go_on(self) -> None:
+        if self._pending.done():
+            self._pending = self.launch()
+
+
+def alone(engine: Engine, tiles: int) -> dict[str, float]:
+    """Returns the milliseconds of a batch, and those in which the host launches it."""
+    tower = Tower(engine, tiles)
+    host, whole = [], []
+    for _ in range(REPEATS):
+        _synchronize(engine)
+        begin = time.perf_counter()
+        tower.launch()
+        host.append(time.perf_counter() - begin)
+        _synchronize(engine)
+        whole.append(time.perf_counter() - begin)
+    batch = statistics.median(whole)
+    return {
+        "batch_ms": round(1e3 * batch, 2),
+        "host_ms": round(1e3 * statistics.median(host), 2),
+        "tiles_per_s": round(tiles / batch, 1),
+    }
+
+
+def beside(engine: Engine, batch: Batch, steps: int, tiles: int) -> dict[str, float]:
+    """Returns the milliseconds of decode steps of `batch`, with `tiles` at a time in the tower, or none."""
+    tower = Tower(engine, tiles) if tiles else None
+
+    def plans() -> Any:
+        for step in range(steps):
+            if tower is not None:
+                tower.go_on()
+            yield batch.decode_plan(step)
+
+    _synchronize(engine)
+    begin = time.perf_counter()
+    times = sorted(step_times(engine, plans())[0][1:])
+    rate = 0 if tower is None else tower.batches * tiles / (time.perf_counter() - begin)
+    return {
+        "step_ms": round(1e3 * statistics.median(times), 2),
+        "step_p95_ms": round(1e3 * times[int(len(times) * 0.95)], 2),
+        "tiles_per_s_beside": round(rate, 1),
+    }
+
+
+def _synchronize(engine: Engine) -> None:
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tiles", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=1024)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    parser.set_defaults(temperature=0.0)
+    flags.add_flags(parser)
+    args = parser.parse_args()
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
+    engine = load_engine(flags.from_namespace(args))
+    rows: list[dict[str, float]] = []
+    for tiles in [0, *args.tiles]:
+        batch = Batch(engine, args.batch_size, args)
+        step_times(engine, iter([batch.begin_without_prefill()]))
+        own = alone(engine, tiles) if tiles else {}
+        row = {"tiles": tiles, **own, **beside(engine, batch, args.output_len - 1, tiles)}
+        print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
+        rows.append(row)
+    config = {name: getattr(args, name) for name in ("batch_size", "input_len")}
+    record("vision", {"config": config, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
