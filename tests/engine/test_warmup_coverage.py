@@ -32,10 +32,11 @@ class Case(NamedTuple):
     largest_graph: int = 256  # decode rows; 0: no graphs
     max_keys: int = 1 << 17
     kv_cache_dtype: torch.dtype | None = None
+    window: int | None = None  # of layers with pages of their own
 
     @property
     def capacity(self) -> Capacity:
-        return Capacity(1024, PAGE_SIZE, self.slots, self.context)
+        return Capacity(1024, PAGE_SIZE, self.slots, self.context, window=self.window)
 
 
 CASES = {
@@ -45,7 +46,7 @@ CASES = {
     "small-graphs": Case("deepseek-v2-lite", 3, slots=1024, context=163840, largest_graph=128),
     "without-graphs": Case("deepseek-v2-lite", 3, context=4096, largest_graph=0),
     "fp8-latents": Case("deepseek-v2-lite", 3, kv_cache_dtype=torch.float8_e4m3fn),
-    "gemma": Case("gemma-2-9b", 3, context=8192),
+    "gemma": Case("gemma-2-9b", 4, context=8192, window=4096),
     "fp8-keys": Case("llama-3-8b", 3, context=8192, kv_cache_dtype=torch.float8_e5m2),
     "few-slots": Case("deepseek-v2-lite", 3, slots=24),
 }
