@@ -15,9 +15,11 @@ from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.eagle import read_draft_config
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.dummy import fill_dummy
+from mla_router.worker.model.eagle import UNUSED_BY_EAGLE, EagleHead
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.parallel.divide import divide
@@ -25,7 +27,12 @@ from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.quantization.kv_scales import read_kv_scales
 from mla_router.worker.model.registry import build_model
-from mla_router.worker.model.weights import is_unused, is_unused_by_mtp, load_weights
+from mla_router.worker.model.weights import (
+    has_tensor,
+    is_unused,
+    is_unused_by_mtp,
+    load_weights,
+)
 
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -75,6 +82,24 @@ def load_mtp(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiToke
         config,
         folder,
         partial(is_unused_by_mtp, config=config),
+        device=head.device,
+        dtype=head.dtype,
+        dummy=dummy,
+    )
+
+
+def load_eagle(model: CausalLM, folder: Path, *, dummy: bool = False) -> EagleHead:
+    """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, and with its table of rotations.
+    Raises ModelError."""
+    assert model.groups.size == 1, "this head is not divided among ranks"
+    config = read_draft_config(folder, model.config)
+    has_bias = not dummy and has_tensor(folder, "fc.bias")
+    head = model.head.values
+    return _load(
+        lambda: EagleHead(config, model.model.rotations, bias=has_bias),
+        config,
+        folder,
+        lambda name: name in UNUSED_BY_EAGLE,
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,

@@ -132,6 +132,11 @@ def _is_mtp(layer: re.Match[str], config: ModelConfig) -> bool:
     return 0 <= int(layer[1]) - config.num_layers < config.num_mtp_layers
 
 
+def has_tensor(folder: Path, name: str) -> bool:
+    """Returns whether a file of the checkpoint in `folder` has the tensor `name`. Raises ModelError."""
+    return any(name == found for file in weight_files(folder) for found, _ in read_tensors(file))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of `folder`, by its index if there is one. Raises ModelError."""
     index = folder / INDEX_FILE
