@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,6 +110,55 @@ def test_embedding_head_and_rotations_take_no_memory_of_their_own(tmp_path: Path
     assert not any(parameter.requires_grad for parameter in mtp.parameters())
 
 
+def exported(folder: Path, out: Path) -> Path:
+    """Writes the NextN layer of `folder` to `out`, as SGLang's export_deepseek_nextn.py does, and returns `out`."""
+    out.mkdir()
+    raw = json.loads((folder / "config.json").read_text())
+    number = raw["num_hidden_layers"]
+    changes = {"num_hidden_layers": 1, "architectures": [raw["architectures"][0] + "NextN"]}
+    (out / "config.json").write_text(json.dumps(raw | changes))
+    # The script copies the model's index, whose files are not there
+    (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a"}}))
+    tensors = {
+        name.replace(f"layers.{number}.", "layers.0."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if f"layers.{number}." in name
+        and "embed_tokens" not in name
+        and "shared_head.head" not in name
+    }
+    save_file(tensors, out / "nextn_layer_parameters.safetensors")
+    return out
+
+
+def test_a_layer_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    write_tiny_mtp(tmp_path / "model", 1, **CONFIGS["v3"])
+    model, mtp = load(tmp_path / "model")
+    apart = load_mtp(
+        model, tmp_path / "model", draft_folder=exported(tmp_path / "model", tmp_path / "nextn")
+    )
+    torch.testing.assert_close(guesses(model, apart, WHOLE), guesses(model, mtp, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "is not a NextN layer"),
+        ({"hidden_size": 128}, "hidden_size is 128, but 64 in the model"),
+        ({"kv_lora_rank": 16}, "kv_lora_rank is 16, but 32 in the model"),
+    ],
+)
+def test_layers_that_do_not_fit_the_model(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    write_tiny_mtp(tmp_path / "model", 1, **CONFIGS["v3"])
+    model, _ = load(tmp_path / "model")
+    out = exported(tmp_path / "model", tmp_path / "nextn")
+    raw = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(raw | changes))
+    with pytest.raises(ModelError, match=message):
+        load_mtp(model, tmp_path / "model", draft_folder=out)
+
+
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -132,11 +182,19 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
     assert f"1 misshaped: model.layers.3.eh_proj.weight [64, 64] {at}: not [64, 128]" in message
 
 
-@pytest.mark.parametrize("name", ["v2_grouped", "llama_gqa"])
-def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v2_grouped", "no layers for multi-token prediction"),
+        ("llama_gqa", "DeepSeek's models alone have NextN layers"),
+    ],
+)
+def test_a_checkpoint_without_such_layers_is_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
-    with pytest.raises(ModelError, match="no layers for multi-token prediction"):
+    with pytest.raises(ModelError, match=message):
         load_mtp(model, tmp_path)
 
 

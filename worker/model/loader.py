@@ -15,7 +15,7 @@ from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.config.eagle import read_draft_config
+from mla_router.worker.model.config.draft import read_eagle_config, read_nextn_config
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.dummy import fill_dummy
@@ -69,19 +69,27 @@ def load_model(
     return model
 
 
-def load_mtp(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
-    """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded: on its device, in its
-    dtype, and with its table of rotations. Raises ModelError, also if the checkpoint has no such layers."""
+def load_mtp(
+    model: CausalLM, folder: Path, *, draft_folder: Path | None = None, dummy: bool = False
+) -> MultiTokenPrediction:
+    """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded, or the one in `draft_folder`:
+    on its device, in its dtype, and with its table of rotations. Raises ModelError, also if there are no such layers."""
     config = model.config
     assert model.groups.size == 1, "these layers are not divided among ranks"
-    if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
+    if not isinstance(config, DeepseekConfig):
+        raise ModelError(f"{draft_folder or folder}: DeepSeek's models alone have NextN layers")
+    numbers = config.mtp_layers
+    if draft_folder is not None:
+        folder, numbers = draft_folder, range(1)
+        config = read_nextn_config(draft_folder, config)
+    elif not numbers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
     head = model.head.values
     return _load(
-        lambda: MultiTokenPrediction(config, model.model.rotations),
+        lambda: MultiTokenPrediction(config, model.model.rotations, first=numbers.start),
         config,
         folder,
-        partial(is_unused_by_mtp, config=config),
+        partial(is_unused_by_mtp, numbers=numbers),
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
@@ -92,7 +100,7 @@ def load_eagle(model: CausalLM, folder: Path, *, dummy: bool = False) -> EagleHe
     """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, and with its table of rotations.
     Raises ModelError."""
     assert model.groups.size == 1, "this head is not divided among ranks"
-    config = read_draft_config(folder, model.config)
+    config = read_eagle_config(folder, model.config)
     has_bias = not dummy and has_tensor(folder, "fc.bias")
     head = model.head.values
     return _load(

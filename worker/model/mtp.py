@@ -4,7 +4,8 @@ DeepSeek-V3 (arXiv:2412.19437), section 2.2. Layer d reads the hidden state of t
 layer before it (for d = 0: from the model), and the token at p + 1 + d, and drafts the token at p + 2 + d. Embedding
 and head are the model's.
 
-Attributes have the names of the checkpoints, where the numbers of these layers follow the model's.
+Attributes have the names of the checkpoints, where the numbers of these layers follow the model's. A layer that SGLang's
+`export_deepseek_nextn.py` wrote to a folder of its own has the number 0.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from mla_router.worker.model.linear import Linear
 
 
 class MultiTokenPrediction(nn.Module):
-    """All NextN layers of a checkpoint. `rotations` is the model's own table."""
+    """All NextN layers of a checkpoint. `rotations` is the model's own table. `first`: the number of the first layer in the
+    names of its tensors, by default that behind the model's last layer."""
 
-    def __init__(self, config: DeepseekConfig, rotations: Tensor) -> None:
+    def __init__(
+        self, config: DeepseekConfig, rotations: Tensor, *, first: int | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.rotations = nn.Buffer(rotations, persistent=False)
         self.depths = [
             NextNLayer(config, config.num_layers + depth) for depth in range(config.num_mtp_layers)
         ]
-        named = {str(config.num_layers + depth): layer for depth, layer in enumerate(self.depths)}
+        first = config.num_layers if first is None else first
+        named = {str(first + depth): layer for depth, layer in enumerate(self.depths)}
         self.model = nn.ModuleDict({"layers": nn.ModuleDict(named)})
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+NEXTN_FILE = "nextn_layer_parameters.safetensors"  # of SGLang's export_deepseek_nextn.py
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 MAX_LISTED = 20  # names shown of each kind of mistake
 PARALLEL_FILES = 4  # threads: each waits for the disk at every page, several keep it busy
@@ -116,20 +117,16 @@ def is_unused(name: str, config: ModelConfig) -> bool:
     layer = LAYER.match(name)
     if layer is None:
         return False
-    return _is_mtp(layer, config) or layer[2] == "self_attn.rotary_emb.inv_freq"
+    return int(layer[1]) in config.mtp_layers or layer[2] == "self_attn.rotary_emb.inv_freq"
 
 
-def is_unused_by_mtp(name: str, config: ModelConfig) -> bool:
-    """Whether the tensor `name` of a checkpoint does not belong to the MTP layers: it is the model's, or their copy of the
-    model's embedding or head."""
+def is_unused_by_mtp(name: str, numbers: range) -> bool:
+    """Whether the tensor `name` of a checkpoint does not belong to the MTP layers, which have these `numbers`: it is the
+    model's, or their copy of the model's embedding or head."""
     layer = LAYER.match(name)
-    if layer is None or not _is_mtp(layer, config):
+    if layer is None or int(layer[1]) not in numbers:
         return True
     return layer[2] in ("embed_tokens.weight", "shared_head.head.weight")
-
-
-def _is_mtp(layer: re.Match[str], config: ModelConfig) -> bool:
-    return 0 <= int(layer[1]) - config.num_layers < config.num_mtp_layers
 
 
 def has_tensor(folder: Path, name: str) -> bool:
@@ -139,6 +136,8 @@ def has_tensor(folder: Path, name: str) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of `folder`, by its index if there is one. Raises ModelError."""
+    if (folder / NEXTN_FILE).is_file():
+        return [folder / NEXTN_FILE]  # an index beside it is a copy of the model's
     index = folder / INDEX_FILE
     if not index.is_file():
         if not (folder / SINGLE_FILE).is_file():

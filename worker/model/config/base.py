@@ -35,6 +35,11 @@ class ModelConfig(ABC):
     rope: RopeConfig
     num_mtp_layers: int = 0  # NextN layers (multi-token prediction) behind the last layer
 
+    @property
+    def mtp_layers(self) -> range:
+        """The numbers of the NextN layers."""
+        return range(self.num_layers, self.num_layers + self.num_mtp_layers)
+
     @abstractmethod
     def attention_spec(self, layer: int) -> AttentionSpec:
         """Returns the attention of `layer`, which may be a NextN layer."""
