@@ -73,11 +73,16 @@ class WorkerConfig(Settings):
         flag = "--speculative-algorithm"
         steps, rows = self.speculative_num_steps, self.speculative_num_draft_tokens
         if self.speculative_algorithm == "none":
-            if steps or rows:
+            if steps or rows or self.speculative_draft_model_path:
                 raise ConfigError(
-                    f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {rows}: need {flag} NEXTN"
+                    f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {rows}, --speculative-draft-model-path "
+                    f"{self.speculative_draft_model_path!r}: need {flag} NEXTN or EAGLE"
                 )
             return
+        if self.speculative_algorithm == "EAGLE" and not self.speculative_draft_model_path:
+            raise ConfigError(
+                f"{flag} EAGLE: give --speculative-draft-model-path, the folder of the draft head"
+            )
         if rows and rows != self.num_drafts + 1:
             raise ConfigError(
                 f"--speculative-num-draft-tokens {rows}: must be --speculative-num-steps + 1, {self.num_drafts + 1}; or "
@@ -134,6 +139,12 @@ class WorkerConfig(Settings):
     def folder(self) -> Path:
         """The model's folder. Names on the hub are already resolved (`model_folder.locate`)."""
         return Path(self.model_path) if self.model_path else SMALL_MODEL
+
+    @property
+    def draft_folder(self) -> Path | None:
+        """The folder of --speculative-draft-model-path; None: drafts are made by the model's own layer."""
+        path = self.speculative_draft_model_path
+        return Path(path) if path else None
 
     @property
     def tokenizer_folder(self) -> Path:

@@ -33,6 +33,10 @@ def locate(config: WorkerConfig) -> WorkerConfig:
     if config.tokenizer_path:
         folder = _find("--tokenizer-path", config.tokenizer_path, config, _TEXTS, "")
         found["tokenizer_path"] = str(folder)
+    if config.speculative_draft_model_path:
+        flag, path = "--speculative-draft-model-path", config.speculative_draft_model_path
+        folder = _find(flag, path, config, _TEXTS + _WEIGHTS, "")
+        found["speculative_draft_model_path"] = str(folder)
     return dataclasses.replace(config, **found)
 
 

@@ -349,11 +349,17 @@ class Settings:
     )
     speculative_algorithm: str = _flag(
         "none",
-        "speculative decoding; NEXTN: the model's own layer for multi-token prediction drafts tokens, which the next step "
-        "verifies. It changes no token",
-        choices=("none", "NEXTN"),
+        "speculative decoding, which changes no token; NEXTN: the model's own layer for multi-token prediction drafts tokens, "
+        "which the next step verifies; EAGLE: the same with a draft head, for Llama models",
+        choices=("none", "NEXTN", "EAGLE"),
         group="speculative decoding",
         also=("--speculative-algo",),
+    )
+    speculative_draft_model_path: str = _flag(
+        "",
+        "folder or Hugging Face name of EAGLE's draft head, or of a NextN layer in the layout of SGLang's "
+        "export_deepseek_nextn.py",
+        also=("--speculative-draft-model", "--speculative-draft"),
     )
     speculative_num_steps: int = _flag(
         0, "drafts of a request in each step; 0: 3 with --speculative-algorithm", low=0, high=7

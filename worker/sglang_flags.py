@@ -39,7 +39,6 @@ _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
 _ONE_EXCHANGE = "each rank computes its experts of all tokens"
 _OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
 _SEVERAL = "this is one worker; mla_router.launch_server starts several"
-_OWN_DRAFTER = "drafts come from the model's own layers for multi-token prediction"
 _NO_LORA = "there are no adapters"
 _NO_DISAGGREGATION = "prefill and decode run in one worker"
 _NO_SECOND_TIER = "the KV cache has no second tier"
@@ -131,8 +130,6 @@ FLAGS: dict[str, ForeignFlag] = {
     "--enable-dp-attention": _refused(_SEVERAL),
     "--torchao-config": _refused("weights are served as the checkpoint has them", ONE, ""),
     "--cpu-offload-gb": _refused("weights stay on the GPU", ONE, "0"),
-    "--speculative-draft-model-path": _refused(_OWN_DRAFTER, ONE),
-    "--speculative-draft-model": _refused(_OWN_DRAFTER, ONE),
     "--speculative-attention-mode": _tunes(_KERNELS, ONE),
     "--enable-lora": _refused(_NO_LORA),
     "--lora-paths": _refused(_NO_LORA, MANY),

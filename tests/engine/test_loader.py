@@ -87,7 +87,10 @@ def test_a_drafter_needs_a_layer_and_memory(tmp_path: Path) -> None:
     settings = {"device": "cpu", "max_total_tokens": 64}
     drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
     # transformers writes no such layer, although the config of V3 has one
-    for name, message in (("v2_grouped", "this checkpoint has no layer for"), ("v3", "missing")):
+    for name, message in (
+        ("v2_grouped", "no layers for multi-token prediction"),
+        ("v3", "missing"),
+    ):
         write_tiny_model(tmp_path / name, **CONFIGS[name])
         config = WorkerConfig(model_path=str(tmp_path / name), **settings, **drafts)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=rf"--speculative-algorithm NEXTN: [\S\s]*{message}"):

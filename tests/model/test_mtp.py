@@ -22,7 +22,7 @@ from mla_router.worker.model.quantization.choose import ONLINE
 from support.forward_driver import ForwardDriver, nan_caches
 from support.quantized_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.tiny_mtp import PaperMtp, write_tiny_mtp
+from support.tiny_mtp import PaperMtp, export_nextn, write_tiny_mtp
 
 TOKENS = random.Random(5).choices(range(VOCAB_SIZE), k=100)
 # Chunks, then single tokens, each of them a decode step
@@ -110,31 +110,11 @@ def test_embedding_head_and_rotations_take_no_memory_of_their_own(tmp_path: Path
     assert not any(parameter.requires_grad for parameter in mtp.parameters())
 
 
-def exported(folder: Path, out: Path) -> Path:
-    """Writes the NextN layer of `folder` to `out`, as SGLang's export_deepseek_nextn.py does, and returns `out`."""
-    out.mkdir()
-    raw = json.loads((folder / "config.json").read_text())
-    number = raw["num_hidden_layers"]
-    changes = {"num_hidden_layers": 1, "architectures": [raw["architectures"][0] + "NextN"]}
-    (out / "config.json").write_text(json.dumps(raw | changes))
-    # The script copies the model's index, whose files are not there
-    (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a"}}))
-    tensors = {
-        name.replace(f"layers.{number}.", "layers.0."): tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-        if f"layers.{number}." in name
-        and "embed_tokens" not in name
-        and "shared_head.head" not in name
-    }
-    save_file(tensors, out / "nextn_layer_parameters.safetensors")
-    return out
-
-
 def test_a_layer_in_a_folder_of_its_own(tmp_path: Path) -> None:
     write_tiny_mtp(tmp_path / "model", 1, **CONFIGS["v3"])
     model, mtp = load(tmp_path / "model")
     apart = load_mtp(
-        model, tmp_path / "model", draft_folder=exported(tmp_path / "model", tmp_path / "nextn")
+        model, tmp_path / "model", draft_folder=export_nextn(tmp_path / "model", tmp_path / "nextn")
     )
     torch.testing.assert_close(guesses(model, apart, WHOLE), guesses(model, mtp, WHOLE))
 
@@ -152,7 +132,7 @@ def test_layers_that_do_not_fit_the_model(
 ) -> None:
     write_tiny_mtp(tmp_path / "model", 1, **CONFIGS["v3"])
     model, _ = load(tmp_path / "model")
-    out = exported(tmp_path / "model", tmp_path / "nextn")
+    out = export_nextn(tmp_path / "model", tmp_path / "nextn")
     raw = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(raw | changes))
     with pytest.raises(ModelError, match=message):

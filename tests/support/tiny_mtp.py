@@ -44,6 +44,26 @@ def edit_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+def export_nextn(folder: Path, out: Path) -> Path:
+    """Writes the NextN layer of `folder` to `out`, as SGLang's export_deepseek_nextn.py does, and returns `out`."""
+    out.mkdir()
+    raw = json.loads((folder / "config.json").read_text())
+    number = raw["num_hidden_layers"]
+    changes = {"num_hidden_layers": 1, "architectures": [raw["architectures"][0] + "NextN"]}
+    (out / "config.json").write_text(json.dumps(raw | changes))
+    # The script copies the model's index, whose files are not there
+    (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a"}}))
+    tensors = {
+        name.replace(f"layers.{number}.", "layers.0."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if f"layers.{number}." in name
+        and "embed_tokens" not in name
+        and "shared_head.head" not in name
+    }
+    save_file(tensors, out / "nextn_layer_parameters.safetensors")
+    return out
+
+
 class PaperMtp:
     """The plain checkpoint in `folder`, in float64."""
 

@@ -69,7 +69,7 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
     ("argv", "message"),
     [
         (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype fp4_e2m1: choose one of"),
-        (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm EAGLE: choose one of"),
+        (["--speculative-algorithm", "EAGLE3"], "--speculative-algorithm EAGLE3: choose one of"),
         (["--enable-lora"], "--enable-lora: there are no adapters"),
         (["--data-parallel-size", "2"], "launch_server starts several"),
         (["--tp", "8", "--ep", "3"], "--ep-size 3: must divide --tp-size 8"),

@@ -25,8 +25,10 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE: choose one of"),
-        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN"),
+        ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3: choose one of"),
+        ({"speculative_algorithm": "EAGLE"}, "EAGLE: give --speculative-draft-model-path"),
+        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN or EAGLE"),
+        ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN or EAGLE"),
         ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: choose one of"),
         ({"tp_size": 2}, "not with --tp-size"),
@@ -36,6 +38,6 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
-    algorithm = {} if message.endswith("NEXTN") else {"speculative_algorithm": "NEXTN"}
+    algorithm = {} if message.endswith("NEXTN or EAGLE") else {"speculative_algorithm": "NEXTN"}
     with pytest.raises(ConfigError, match=message):
         WorkerConfig(**{**algorithm, **settings})

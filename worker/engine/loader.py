@@ -16,8 +16,8 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
+from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
-from mla_router.worker.engine.speculation.nextn import NewNextN
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
@@ -31,7 +31,7 @@ from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.expert_load import count_experts
-from mla_router.worker.model.loader import load_model, load_mtp
+from mla_router.worker.model.loader import load_eagle, load_model, load_mtp
 from mla_router.worker.model.parallel.divide import config_of_rank
 from mla_router.worker.model.parallel.ranks import Ranks
 from mla_router.worker.model.quantization.choose import choose_quantization
@@ -164,21 +164,26 @@ def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
     if config.speculative_algorithm == "none":
         return None
     flag = f"--speculative-algorithm {config.speculative_algorithm}"
-    if not model.config.num_mtp_layers:
-        raise ConfigError(
-            f"{flag}: this checkpoint has no layer for multi-token prediction (num_nextn_predict_layers); leave the flag out"
-        )
     try:
-        mtp = load_mtp(model, config.folder, dummy=config.load_format == "dummy")
+        layer = _draft_layer(config, model)
     except ModelError as error:
         raise ConfigError(f"{flag}: {error}") from error
     logger.info(
-        "%s: the layer for multi-token prediction makes %d drafts a request, in steps of at most %d requests",
+        "%s: %s makes %d drafts a request, in steps of at most %d requests",
         flag,
+        config.speculative_draft_model_path or "the layer for multi-token prediction",
         config.num_drafts,
         config.speculative_max_bs,
     )
-    return NewNextN(mtp, config.num_drafts)
+    return NewChain(layer, config.num_drafts)
+
+
+def _draft_layer(config: WorkerConfig, model: CausalLM) -> DraftLayer:
+    folder, dummy = config.draft_folder, config.load_format == "dummy"
+    if config.speculative_algorithm == "EAGLE":
+        assert folder is not None, "checked by WorkerConfig"
+        return load_eagle(model, folder, dummy=dummy)
+    return load_mtp(model, config.folder, draft_folder=folder, dummy=dummy)
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:

@@ -83,7 +83,9 @@ def load_mtp(
         folder, numbers = draft_folder, range(1)
         config = read_nextn_config(draft_folder, config)
     elif not numbers:
-        raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
+        raise ModelError(
+            f"{folder}: no layers for multi-token prediction (num_nextn_predict_layers)"
+        )
     head = model.head.values
     return _load(
         lambda: MultiTokenPrediction(config, model.model.rotations, first=numbers.start),

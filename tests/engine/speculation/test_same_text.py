@@ -18,8 +18,9 @@ from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.messages import Generate, Stats, ToScheduler
 from support.random_requests import random_script
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
-from support.tiny_model import CONFIGS, VOCAB_SIZE
-from support.tiny_mtp import write_tiny_mtp
+from support.tiny_eagle import write_tiny_eagle
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_mtp import export_nextn, write_tiny_mtp
 
 # At this temperature a token is the noise of its position, which the drafter draws as well
 NOISE_ALONE = 1e6
@@ -43,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_of(folder: Path, drafts: int, pages: int = 120, **settings: Any) -> Engine:
     if drafts:
-        settings |= {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
+        nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
+        settings = nextn | settings
     return load_engine(
         WorkerConfig(
             model_path=str(folder),
@@ -124,6 +126,25 @@ def test_noise_alone_is_drafted_right(folder: Path) -> None:
     # The first token is of the prompt; ten steps of four tokens follow
     assert (found.stats.draft_steps, found.stats.draft_tokens) == (3 * 10, 3 * 30)
     assert found.stats.accepted_tokens == 3 * 30
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_mha"])
+def test_eagle(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path / "model", **CONFIGS[name])
+    write_tiny_eagle(tmp_path / "eagle", tmp_path / "model", bias=True)
+    eagle = {"speculative_draft_model_path": str(tmp_path / "eagle")}
+    expected = outcome_of(mixed_script(5, 16), engine_of(tmp_path / "model", 0))
+    drafting = engine_of(tmp_path / "model", 3, speculative_algorithm="EAGLE", **eagle)
+    got = outcome_of(mixed_script(5, 16), drafting, chunk_size=24)
+    assert (got.tokens, got.reasons) == (expected.tokens, expected.reasons)
+    assert got.stats.accepted_tokens > 20, got.stats
+
+
+def test_a_layer_in_a_folder_of_its_own_drafts_the_same(folder: Path, tmp_path: Path) -> None:
+    nextn = {"speculative_draft_model_path": str(export_nextn(folder, tmp_path / "nextn"))}
+    expected = outcome_of(mixed_script(5, 8), engine_of(folder, 2))
+    got = outcome_of(mixed_script(5, 8), engine_of(folder, 2, **nextn))
+    assert got == expected
 
 
 def test_the_shipped_model_accepts_its_own_drafts() -> None:

@@ -41,7 +41,7 @@ def read_eagle_config(folder: Path, model: ModelConfig) -> LlamaConfig:
             f"{path}: a head of EAGLE-3, which is not supported; EAGLE-1 and EAGLE-2 are"
         )
     config = _parsed(path, raw | {"architectures": [_architecture(raw).removesuffix("Eagle")]})
-    if not isinstance(model, LlamaConfig) or not isinstance(config, LlamaConfig):
+    if not type(model) is type(config) is LlamaConfig:
         raise ModelError(f"{path}: EAGLE heads are supported for Llama models")
     if config.num_layers != 1:
         raise ModelError(f"{path}: a draft head has one layer, not {config.num_layers}")

@@ -1,6 +1,6 @@
-"""Drafts by the model's own layer for multi-token prediction (NextN).
+"""Drafts by one layer behind the model: its own for multi-token prediction (NextN), or an EAGLE head.
 
-The first layer is applied repeatedly. It runs over all rows of a step, each with the token that follows it, and then over
+The layer is applied repeatedly, so the drafts of a slot are a chain. It runs over all rows of a step, each with the token that follows it, and then over
 one row a slot for each further draft, where its own results take the place of the model's. It keeps keys and values on the
 pages of the model's layers. A draft is drawn with the noise of the token that it stands for, so both agree more often than
 two independent draws (arXiv:2408.07978).
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,23 +31,36 @@ from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp, look_up
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
-from mla_router.worker.model.mtp import MultiTokenPrediction
+
+
+class DraftLayer(Protocol):
+    """One layer behind the model, such as the first one of `MultiTokenPrediction`."""
+
+    def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
+        """Returns the rows of the layer in a KV cache of `dtype`. Only the first spec is used."""
+        ...
+
+    def __call__(
+        self, batch: ForwardBatch, hidden_states: Tensor, embedded: Tensor, caches: Sequence[Tensor]
+    ) -> Tensor:
+        """Returns what `MultiTokenPrediction.forward` returns for the first layer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class NewNextN:
+class NewChain:
     """Implements `NewDrafter`."""
 
-    mtp: MultiTokenPrediction
+    layer: DraftLayer
     num_drafts: int
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
-        return self.mtp.kv_cache_specs(dtype)[:1]
+        return self.layer.kv_cache_specs(dtype)[:1]
 
     def __call__(
         self, forward_pass: ForwardPass, caches: Sequence[Tensor], draws: NewDraws
-    ) -> NextN:
-        return NextN(self.mtp, self.num_drafts, forward_pass, caches, draws)
+    ) -> Chain:
+        return Chain(self.layer, self.num_drafts, forward_pass, caches, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +87,18 @@ class ChainGraph:
         self.graph.replay()
 
 
-class NextN:
+class Chain:
     """Implements `Drafter`."""
 
     def __init__(
         self,
-        mtp: MultiTokenPrediction,
+        layer: DraftLayer,
         num_drafts: int,
         forward_pass: ForwardPass,
         caches: Sequence[Tensor],
         draws: NewDraws,
     ) -> None:
-        self._mtp = mtp
+        self._layer = layer
         self._num_drafts = num_drafts
         self._forward = forward_pass
         self._caches = caches
@@ -179,7 +192,7 @@ class NextN:
     def _extend(self, batch: ForwardBatch, hidden_states: Tensor, following: Tensor) -> Tensor:
         """Runs the layer over rows [T] of hidden states, and of the tokens behind them."""
         embedded = self._forward.model.embed(following)
-        extended: Tensor = self._mtp(batch, hidden_states, embedded, self._caches)
+        extended: Tensor = self._layer(batch, hidden_states, embedded, self._caches)
         return extended
 
     def _chain(self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None) -> None:
