@@ -13,7 +13,6 @@ from mla_router.worker.kernels.quantize import (
     in_form,
     quantize_rows,
     quantize_rows_torch,
-    quantize_rows_triton,
 )
 from mla_router.worker.kernels.quantized_linear import row_form
 from mla_router.worker.kernels.silu_and_mul import gated_rows, silu_and_mul
@@ -42,14 +41,6 @@ def test_quantizer_is_bit_equal_to_its_twin(tokens: int, columns: int, dtype: to
     assert torch.equal(got.values.cpu().view(torch.uint8), expected.values.view(torch.uint8))
 
 
-def test_rows_for_the_library() -> None:
-    x = torch.randn(301, 2816, device="cuda").bfloat16()
-    got, plain = quantize_rows_triton(x, FP8, multiple=4), quantize_rows(x, FP8)
-    assert got.values.shape == (304, 2816) and not got.values[301:].float().any()
-    assert torch.equal(got.values[:301].view(torch.uint8), plain.values.view(torch.uint8))
-    assert torch.equal(got.scales[:301], plain.scales)
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 17, 33, 64, 100, 128, 191, 301, 1024])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "dtype", "block"),
@@ -57,7 +48,8 @@ def test_rows_for_the_library() -> None:
         (3648, 2048, FP8, (128, 128)),
         (2048, 2816, FP8, (128, 128)),
         (7168, 16384, FP8, (128, 128)),
-        (21888, 2048, FP8, (1, 128)),
+        (21888, 2048, FP8, (64, 128)),
+        (2048, 1024, FP8, (1, 128)),
         (5632, 2048, FP8, (1, 2048)),
         (2112, 7168, INT8, (1, 7168)),
     ],
@@ -74,7 +66,7 @@ def test_linear(
     assert got.dtype == x.dtype and error < (EXACT if tokens <= 8 else ROUNDED[dtype]), error
 
 
-@pytest.mark.parametrize("tokens", [2, 9, 17, 40, 64, 65, 66, 128, 301])
+@pytest.mark.parametrize("tokens", [2, 9, 17, 40, 64, 65, 66, 128, 193, 301])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "block"),
     [(3648, 2048, (128, 128)), (7168, 16384, (128, 128)), (5632, 2048, (1, 2048))],
@@ -86,7 +78,7 @@ def test_product_of_rows_in_its_form(
     weight = drawn_weight(outputs, inputs, block=block, device="cuda")
     gate_up = torch.randn(tokens, 2 * inputs, device="cuda").bfloat16()
     form = row_form(gate_up, weight)
-    assert form != PLAIN_ROWS or tokens <= 16 or tokens % 4
+    assert form != PLAIN_ROWS or tokens <= 16
     with forbid_waiting():
         got = linear(gated_rows(gate_up, form), weight)
     assert torch.equal(got, linear(silu_and_mul(gate_up), weight))

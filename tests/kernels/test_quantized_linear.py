@@ -9,7 +9,7 @@ import torch
 from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import quantized_linear
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.quantize import quantize_rows_torch
+from mla_router.worker.kernels.quantize import quantize_rows_torch, quantize_rows_triton
 from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
 from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper
@@ -126,7 +126,7 @@ def launches() -> None:
             elif few_rows.is_few(count, inputs):
                 few_rows.few_rows_quantized(x, weight, out_dtype=x.dtype)
             else:
-                q = quantized_linear.quantize_rows_triton(x, dtype)
+                q = quantize_rows_triton(x, dtype)
                 tiles = quantized_linear.tiling(count, outputs)
                 quantized_linear_triton(q, weight, out_dtype=x.dtype, tiles=tiles)
 
@@ -140,7 +140,7 @@ def hopper_launches() -> None:
         (64, 2048, 2816),
     ):
         x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
-        q = quantized_linear.quantize_rows_triton(x, FP8)
+        q = quantize_rows_triton(x, FP8)
         quantized_linear_hopper(q, drawn_meta(outputs, inputs, FP8), out_dtype=x.dtype)
 
 

@@ -30,6 +30,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 # The largest shared memory of a block of the kernels for quantized weights
 SHARED_BYTES = 114_688
 
+ROWS_OF_LIBRARY = 4  # cuBLAS takes a multiple
 _ROWS = 8  # of a program
 # Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, ties to even
 _ROUNDER = tl.constexpr(12582912.0)
@@ -87,14 +88,30 @@ def empty_rows(x: Tensor, columns: int, form: RowForm) -> tuple[Tensor | None, Q
     plain = x.new_empty(rows, columns) if form.plain else None
     if form.quantized is None:
         return plain, None
-    values = torch.empty(rows, columns, dtype=form.quantized, device=x.device)
-    return plain, Quantized(values, _empty_scales(values, rows), GROUP, x.dtype, plain)
+    return plain, _empty_quantized(x, columns, form.quantized)._replace(plain=plain)
 
 
-def _empty_scales(values: Tensor, rows: int, group: int = GROUP) -> Tensor:
-    """The scales of a group of columns are next to each other, as cuBLAS reads them."""
-    groups = triton.cdiv(values.shape[1], group)
-    return torch.empty(groups, rows, dtype=torch.float32, device=values.device).t()
+def _empty_quantized(x: Tensor, columns: int, dtype: torch.dtype, group: int = GROUP) -> Quantized:
+    """Returns memory for as many rows as x has, as cuBLAS reads it: with a multiple of ROWS_OF_LIBRARY rows, and the scales
+    of a group of columns next to each other."""
+    rows = len(x)
+    padded = triton.cdiv(rows, ROWS_OF_LIBRARY) * ROWS_OF_LIBRARY
+    values = torch.empty(padded, columns, dtype=dtype, device=x.device)
+    groups = triton.cdiv(columns, group)
+    scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device).t()
+    return Quantized(values[:rows], scales[:rows], group, x.dtype)
+
+
+def padded_for_library(x: Quantized) -> Quantized:
+    """Returns x with the rows behind it in its memory, whose numbers are undefined: a multiple of ROWS_OF_LIBRARY."""
+    rows, columns = x.values.shape
+    padded = triton.cdiv(rows, ROWS_OF_LIBRARY) * ROWS_OF_LIBRARY
+    assert x.scales.stride() == (1, padded), f"{x.scales.stride()} of {rows} rows"
+    return x._replace(
+        values=x.values.as_strided((padded, columns), (columns, 1)),
+        scales=x.scales.as_strided((padded, x.scales.shape[1]), (1, padded)),
+        plain=None,
+    )
 
 
 def quantize_rows_torch(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
@@ -124,23 +141,17 @@ def round_rows(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Tensor:
     return values.mul_(scales[..., None]).view(len(x), -1)[:, : x.shape[1]]
 
 
-def quantize_rows_triton(
-    x: Tensor, dtype: torch.dtype, group: int = GROUP, *, multiple: int = 1
-) -> Quantized:
-    """For a library: the number of rows is a multiple of `multiple`, where rows of zeros follow."""
+def quantize_rows_triton(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Quantized:
     rows, columns = x.shape
     assert x.stride(1) == 1, f"x {tuple(x.shape)} {x.stride()}"
-    groups, padded = triton.cdiv(columns, group), triton.cdiv(rows, multiple) * multiple
-    values = torch.empty(padded, columns, dtype=dtype, device=x.device)
-    scales = _empty_scales(values, padded, group)
-    _quantize_kernel[(triton.cdiv(padded, _ROWS), groups)](
+    out = _empty_quantized(x, columns, dtype, group)
+    _quantize_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(columns, group))](
         x,
-        values,
-        scales,
+        out.values,
+        out.scales,
         rows,
-        padded,
         x.stride(0),
-        scales.stride(1),
+        out.scales.stride(1),
         COLUMNS=columns,
         GROUP=group,
         BLOCK=triton.next_power_of_2(group),
@@ -148,16 +159,15 @@ def quantize_rows_triton(
         num_warps=4,
         **launch_options(),
     )
-    return Quantized(values, scales, group, x.dtype)
+    return out
 
 
-@triton.jit(do_not_specialize=["rows", "padded", "group_stride"])
+@triton.jit(do_not_specialize=["rows", "group_stride"])
 def _quantize_kernel(
     x,
     values,
     scales,
     rows,
-    padded,
     x_stride,
     group_stride,
     COLUMNS: tl.constexpr,
@@ -169,12 +179,11 @@ def _quantize_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(1) * GROUP + tl.arange(0, BLOCK)
     inside = tl.arange(0, BLOCK) < min(GROUP, COLUMNS - tl.program_id(1) * GROUP)
-    exists = (row < padded)[:, None] & inside[None, :]
     mask = (row < rows)[:, None] & inside[None, :]
     block = tl.load(x + row[:, None] * x_stride + column[None, :], mask, other=0.0)
     rounded, scale = quantized(block.to(tl.float32), values.dtype.element_ty)
-    tl.store(values + row[:, None] * COLUMNS + column[None, :], rounded, exists)
-    tl.store(scales + row + tl.program_id(1) * group_stride, scale, row < padded)
+    tl.store(values + row[:, None] * COLUMNS + column[None, :], rounded, mask)
+    tl.store(scales + row + tl.program_id(1) * group_stride, scale, row < rows)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
+from mla_router.worker.kernels.dequantize import repeat_rows
 from mla_router.worker.kernels.dispatch import is_hopper, on_gpu
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
@@ -30,7 +31,7 @@ from mla_router.worker.kernels.quantize import (
     as_quantized,
     has_kernel,
     has_whole_groups,
-    quantize_rows_triton,
+    padded_for_library,
     round_rows,
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
@@ -54,7 +55,6 @@ from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 LIBRARY_ROWS, LIBRARY_ROWS_OF_LARGE = 192, 17
 LARGE = 1 << 26  # weights
 BLOCK = (128, 128)  # of weights that the library takes
-LIBRARY_MULTIPLE = 4  # of rows
 
 
 class Tiles(NamedTuple):
@@ -79,9 +79,6 @@ def row_form(x: Tensor, weight: Weight) -> RowForm:
     if weight.is_plain or weight.weight_only or not on_gpu(x) or not has_kernel(x, weight):
         return PLAIN_ROWS
     if few_rows.is_few(rows, inputs) or inputs < GROUP:
-        return PLAIN_ROWS
-    suits = suits_hopper(weight, rows)
-    if not suits and rows % LIBRARY_MULTIPLE and _suits_library(x, weight, x.dtype):
         return PLAIN_ROWS
     return RowForm(plain=False, quantized=weight.values.dtype)
 
@@ -147,14 +144,18 @@ def tiling(rows: int, outputs: int) -> Tiles:
 
 
 def for_library(weight: Weight) -> Weight:
-    """Returns `weight` with `library_scales` if it is one matrix for which cuBLAS has a product on Hopper. cuBLAS reads the
-    scales in rows of a multiple of 4."""
+    """Returns `weight` with `library_scales` if it is one matrix for which cuBLAS has a product on Hopper: those of 128
+    columns and one row each if blocks have another height, such as that of joined parts of 10,944 rows. cuBLAS reads
+    scales of 128 x 128 in rows of a multiple of 4."""
     is_fp8_matrix = weight.values.dtype == torch.float8_e4m3fn and weight.values.ndim == 2
-    if not is_fp8_matrix or weight.scales is None or weight.block != BLOCK:
+    if not is_fp8_matrix or weight.scales is None or weight.block[1] != BLOCK[1]:
         return weight
     outputs, inputs = weight.values.shape
     if outputs % 16 or inputs % 128:
         return weight
+    if weight.block != BLOCK:
+        rows = repeat_rows(weight.scales, weight.block[0])[:outputs]
+        return weight._replace(library_scales=rows.t().contiguous())
     missing = -weight.scales.shape[1] % 4
     scales = functional.pad(weight.scales, (0, missing)) if missing else weight.scales
     return weight._replace(library_scales=scales)
@@ -163,18 +164,15 @@ def for_library(weight: Weight) -> Weight:
 def _library(x: Activations, weight: Weight) -> Tensor:
     """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, and reads their scales column by column."""
     assert weight.library_scales is not None
-    dtype = weight.values.dtype
-    if x.shape[0] % LIBRARY_MULTIPLE:
-        rows = quantize_rows_triton(dense_rows(x), dtype, multiple=LIBRARY_MULTIPLE)
-    else:
-        rows = as_quantized(x, dtype)
+    dtype, scaling = weight.values.dtype, functional.ScalingType
+    rows = padded_for_library(as_quantized(x, dtype))
     product = functional.scaled_mm(
         rows.values,
         weight.values.t(),
         rows.scales,
-        functional.ScalingType.BlockWise1x128,
+        scaling.BlockWise1x128,
         weight.library_scales.t(),
-        functional.ScalingType.BlockWise128x128,
+        scaling.BlockWise128x128 if weight.block == BLOCK else scaling.BlockWise1x128,
         output_dtype=x.dtype,
     )
     return product[: x.shape[0]]

@@ -74,7 +74,6 @@ def test_a_row_finds_its_scale_without_its_part(
         (512, (128, 80), 4),
         (640, (128, 80), 8),
         (600, (128, 80), None),  # the last block of columns is cut off
-        (512, (64, 64), None),  # blocks of 64 rows after loading
         (512, (128, 72), None),  # no multiple of 16
     ],
 )
@@ -97,6 +96,20 @@ def test_scales_for_the_library_are_padded_once(
     assert not weight.library_scales[:, columns:].any()
     assert layer.operand.library_scales is weight.library_scales, "not padded anew"
     assert [name for name, _ in layer.named_parameters()] == ["weight", "weight_scale"]
+
+
+def test_scales_of_lower_blocks_for_the_library() -> None:
+    """Each row has its own, next to each other for a block of columns."""
+    layer = Linear(512, {"gate_proj": 192, "up_proj": 192})
+    layer.set_format(BlockScaled(torch.float8_e4m3fn, "weight_scale", (128, 128)))
+    allocate(layer)
+    torch.nn.init.uniform_(layer.get_parameter("weight_scale"), 1, 2)
+    layer.after_load(torch.bfloat16)
+    weight = layer.operand
+    assert weight.block == (64, 128)
+    assert weight.scales is not None and weight.library_scales is not None
+    assert torch.equal(weight.library_scales.t(), weight.scales[torch.arange(384) // 64])
+    assert weight.library_scales.is_contiguous()
 
 
 def test_a_weight_for_plain_products_is_dequantized_once() -> None:
