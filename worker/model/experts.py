@@ -32,7 +32,6 @@ class Experts(nn.Module):
     ) -> Tensor:
         """Returns the sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32, and of `plus`
         (`moe_experts`)."""
-        stack = self.gate_up_proj.shape.stack
         return moe_experts(
             hidden_states,
             self.gate_up_proj.operand,
@@ -40,12 +39,19 @@ class Experts(nn.Module):
             weights,
             ids,
             plus,
-            total=None if stack is None else stack.full,
+            total=self._total,
         )
+
+    @property
+    def _total(self) -> int | None:
+        """Experts of all ranks."""
+        stack = self.gate_up_proj.shape.stack
+        return None if stack is None else stack.full
 
     def row_form(self, hidden_states: Tensor) -> RowForm:
         """Returns the form in which `forward` takes as many rows as `hidden_states` has."""
-        return row_form(hidden_states, self.gate_up_proj.operand, self.down_proj.operand)
+        gate_up, down = self.gate_up_proj.operand, self.down_proj.operand
+        return row_form(hidden_states, gate_up, down, total=self._total)
 
     def takes(self, shared: SharedWeights, hidden_states: Activations) -> bool:
         """Whether `plus` should be the weights of the shared experts instead of their result."""

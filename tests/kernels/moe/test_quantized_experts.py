@@ -43,6 +43,7 @@ def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: T
         [
             (1, PAIRS, FP8, 2e-3),
             (1, PAIRS, INT8, 2e-3),
+            (3, PAIRS, FP8, 2e-3),
             (7, FEW, INT8, 0.02),
             (40, FEW, INT8, 0.02),
             (70, MANY, INT8, 0.02),
@@ -145,7 +146,8 @@ def test_cpu_multiplies_the_numbers_of_the_kernels(
 
 
 def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
-    """The numbers of rows that decide are those of an expert, whichever rank has it."""
+    """The numbers of rows that decide are those of an expert, whichever rank has it. Few tokens rarely share experts."""
+    assert [quantized_tiling(3, 8, experts).rows for experts in (256, 48, 47, 8)] == [1, 1, 16, 16]
     tiles = [quantized_tiling(128, 8, experts, 80.0) for experts in (256, 32, 8)]
     assert [tiling.rows for tiling in tiles] == [16, 64, 128]
     draw = torch.Generator().manual_seed(2)

@@ -1,8 +1,8 @@
 """The routed experts with quantized weights.
 
-One token streams the weights of its experts (`quantized_gemv.py`). More tokens are quantized and sorted by expert for
-grouped products (`quantized_gemm.py`, and for prompts `quantized_gemm_hopper.py`). `quantized_experts_torch` multiplies
-the same numbers on a CPU.
+One to three tokens stream the weights of their experts (`quantized_gemv.py`). More tokens are quantized and sorted by
+expert for grouped products (`quantized_gemm.py`, and for prompts `quantized_gemm_hopper.py`).
+`quantized_experts_torch` multiplies the same numbers on a CPU.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from mla_router.worker.kernels.tuned import device_name, kind_of
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight, dense_rows
 
 MAX_SHARED_INPUTS = 4096
+# Up to so many tokens each pair streams weights, if tokens rarely have the same of so many experts each
+MAX_PAIRED_TOKENS, EXPERTS_OF_PAIRS = 3, 16
 # Of an expert, from which on the kernels of Hopper are faster on an H100: with few inputs, and with more
 HOPPER_ROWS, HOPPER_ROWS_OF_WIDE = 80, 200
 MAX_INPUTS_OF_FEW_ROWS = 4096
@@ -54,11 +56,11 @@ def takes(x: Activations, gate_up: Weight, down: Weight) -> bool:
     return has_kernels and (x.shape[0] == 1 or not (gate_up.weight_only or down.weight_only))
 
 
-def row_form(x: Tensor, gate_up: Weight, down: Weight) -> RowForm:
+def row_form(x: Tensor, gate_up: Weight, down: Weight, *, total: int | None = None) -> RowForm:
     """Returns the form in which `moe_experts` takes as many rows as x [T, ...] has, of its dtype."""
     if not len(x) or gate_up.values.shape[2] < GROUP or not takes(x, gate_up, down):
         return PLAIN_ROWS
-    if _tiling(x, gate_up, down, top_k=1).rows == 1:
+    if _tiling(x, gate_up, down, top_k=1, total=total).rows == 1:
         return PLAIN_ROWS
     return RowForm(plain=False, quantized=gate_up.values.dtype)
 
@@ -158,15 +160,16 @@ def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
 def _tiling(
     x: Activations, gate_up: Weight, down: Weight, top_k: int, total: int | None = None
 ) -> MoeTiling:
-    """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`."""
+    """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`. Pairs that stream weights have no table."""
     experts, double, _ = gate_up.values.shape
-    kind = kind_of(gate_up.values.dtype, gate_up.block)
     tokens = x.shape[0]
     hopper = hopper_rows(gate_up, down) if is_hopper(x.device) else math.inf
+    rule = quantized_tiling(tokens, top_k, total or experts, hopper)
+    if rule.rows == 1:
+        return rule
+    kind = kind_of(gate_up.values.dtype, gate_up.block)
     found = tuned_tiling(device_name(x.device), experts, double // 2, kind, tokens)
-    if found is not None and (hopper < math.inf or not _is_of_hopper(found)):
-        return found
-    return quantized_tiling(tokens, top_k, total or experts, hopper)
+    return found if found and (hopper < math.inf or not _is_of_hopper(found)) else rule
 
 
 def _is_of_hopper(tiling: MoeTiling) -> bool:
@@ -185,7 +188,7 @@ def quantized_tiling(
 ) -> MoeTiling:
     """Returns fast tiles of sweeps with V2-Lite's and V3's experts: on an H200 for blocks of 64 rows, else on an H100.
     `experts`: of all ranks. `hopper_rows`: of Hopper's kernels, where they serve the experts."""
-    if tokens == 1:
+    if tokens == 1 or (tokens <= MAX_PAIRED_TOKENS and tokens * EXPERTS_OF_PAIRS <= experts):
         gate_up = Tile(2, 512, num_warps=2, num_stages=4)
         return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
     if tokens * top_k <= 24 * experts:
