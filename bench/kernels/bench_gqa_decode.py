@@ -1,10 +1,10 @@
-"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with keys and values of all
-heads.
+"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, V2-Lite with keys and values of all heads, and
+both kinds of Gemma 2's layers.
 
     python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
     python bench/kernels/bench_gqa_decode.py --sweep
 
-The floor counts every cached key and value once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive
+The floor counts every key and value within the window once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive
 calls over different caches, as the layers of a step, so that rows are read from memory. Neither includes the schedule,
 which is made once a step for all layers. `--sweep` times tilings and numbers of parts in such graphs.
 """
@@ -56,6 +56,9 @@ CANDIDATES = [
         (128, 4, 2, 2),
         (128, 4, 3, 1),
         (128, 8, 3, 1),
+        (16, 4, 4, 2),
+        (32, 4, 3, 2),
+        (32, 8, 3, 2),
     )
 ]
 
@@ -70,6 +73,8 @@ class Case:
     batch: int
     length: int
     page_size: int = 64
+    window: int | None = None
+    softcap: float | None = None
 
     @property
     def row(self) -> int:
@@ -77,7 +82,7 @@ class Case:
 
     @property
     def kv_bytes(self) -> float:
-        return self.batch * self.length * self.row * 2
+        return self.batch * min(self.length, self.window or self.length) * self.row * 2
 
 
 def llama_3_8b(batch: int, length: int, page_size: int = 64) -> Case:
@@ -92,6 +97,10 @@ def v2_lite(batch: int, length: int) -> Case:
     return Case("V2-Lite expanded", 16, 16, 192, 128, batch, length)
 
 
+def gemma_2_9b(batch: int, length: int, window: int | None = 4096) -> Case:
+    return Case("Gemma 2 9B", 16, 8, 256, 256, batch, length, window=window, softcap=50.0)
+
+
 CASES = [
     *(llama_3_8b(batch, length) for batch in (1, 8, 64, 256) for length in (512, 4096)),
     llama_3_8b(1, 32768),
@@ -100,6 +109,11 @@ CASES = [
     llama_3_8b(64, 4096, page_size=1),
     *(llama_3_2_1b(*shape) for shape in ((1, 4096), (64, 4096), (256, 1024))),
     *(v2_lite(*shape) for shape in ((1, 4096), (8, 4096), (32, 1024), (64, 4096))),
+    *(
+        gemma_2_9b(batch, length, window)
+        for batch in (1, 8, 64)
+        for length, window in ((1024, None), (8192, None), (8192, 4096))
+    ),
 ]
 SWEPT = [
     llama_3_8b(1, 4096),
@@ -109,6 +123,8 @@ SWEPT = [
     llama_3_2_1b(64, 4096),
     v2_lite(1, 4096),
     v2_lite(32, 1024),
+    gemma_2_9b(1, 8192),
+    gemma_2_9b(32, 8192),
 ]
 
 
@@ -138,7 +154,11 @@ class Inputs:
             chosen, case.heads, 1, self.lengths.device, num_kv_heads=case.num_kv_heads
         )
         return decode_schedule(
-            self.lengths, max_length=case.length, tiling=chosen, num_parts=parts * times
+            self.lengths,
+            max_length=case.length,
+            tiling=chosen,
+            num_parts=parts * times,
+            window=case.window,
         )
 
     def call(self, schedule: DecodeSchedule) -> Callable[[], None]:
@@ -153,6 +173,7 @@ class Inputs:
             schedule,
             self.out,
             scale=SCALE,
+            softcap=self.case.softcap,
         )
 
     def graph_us(self, schedule: DecodeSchedule) -> float:
@@ -173,6 +194,8 @@ class Inputs:
             expected,
             max_length=self.case.length,
             scale=SCALE,
+            window=self.case.window,
+            softcap=self.case.softcap,
         )
         difference = self.out[:few].float() - expected.float()
         return (difference.norm() / expected.float().norm()).item()
@@ -199,14 +222,15 @@ def measure(case: Case) -> dict[str, Any]:
 
 def run_cases() -> dict[str, Any]:
     print(
-        "           model batch length page parts        us  graph us    floor  floor  TB/s   error"
+        "           model batch length window page parts        us  graph us    floor  floor  TB/s   error"
     )
     rows = []
     for case in CASES:
         row = measure(case)
         rows.append(row)
         print(
-            f"{case.model:>16} {case.batch:5} {case.length:6} {case.page_size:4} {row['parts']:5} "
+            f"{case.model:>16} {case.batch:5} {case.length:6} {case.window or '-':>6} "
+            f"{case.page_size:4} {row['parts']:5} "
             f"{row['us']:9.1f} {row['graph_us']:9.1f} {row['floor_us']:8.1f} "
             f"{row['floor_us'] / row['graph_us']:6.0%} {row['tb_per_s']:5.2f} {row['error']:.1e}",
             flush=True,
