@@ -110,7 +110,7 @@ def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
     order. With more rows there are more programs, and each takes more outputs."""
     warps = norm_tiling(inputs)[1]
     if rows == 1 and outputs > FEW_OUTPUTS:
-        return 4 if inputs <= SHORT_INPUTS else 2, warps
+        return 4 if inputs <= SHORT_INPUTS else 8, warps
     return min(max(triton.next_power_of_2(rows) // 2, 1), 8), warps
 
 
