@@ -1,6 +1,6 @@
-"""linear in bf16 on one row and on a few, at the weights of V2-Lite's and V3's decode, beside torch's library.
+"""linear in bf16 on one row and on a few, at the weights of V2-Lite's, V3's and Llama 3 8B's decode, beside torch's library.
 
-    python bench/kernels/bench_linear.py [--rows 1 2 8] [--sweep] [--out bench/results/linear.jsonl]
+    python bench/kernels/bench_linear.py [--rows 1 2 8 32 64] [--sweep] [--out bench/results/linear.jsonl]
 
 The time is that of one of many products in a CUDA graph, with different weights in turn, so that each is read from
 memory. The floor is the time to read the weight. `--sweep` names the best tiling.
@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from mla_router.worker.kernels import linear_hopper as hopper
 from mla_router.worker.kernels.few_rows import MAX_INPUTS, MAX_ROWS, Tiles, few_rows_linear
 from mla_router.worker.kernels.linear import linear_triton
+from mla_router.worker.kernels.linear_hopper import linear_hopper, suits_hopper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -38,6 +40,10 @@ WEIGHTS = {
     "V3 latents": (2112, 7168),
     "V3 queries": (24576, 1536),
     "V3 shared down": (7168, 2048),
+    "Llama queries, keys and values": (6144, 4096),
+    "Llama output": (4096, 4096),
+    "Llama gate and up": (28672, 4096),
+    "Llama down": (4096, 14336),
 }
 ONE_ROW_TILES = tuple(product((1, 2, 4, 8), (512, 1024, 2048), (4, 8)))
 FEW_ROWS_TILES = tuple(Tiles(*t) for t in product((16, 32), (64, 128, 256), (4, 8)))
@@ -69,15 +75,25 @@ class Case:
 
 
 def ours(x: Tensor, weight: Tensor, tiles: Any) -> Tensor:
+    if suits_hopper(x, weight):
+        return linear_hopper(x, weight, out_dtype=x.dtype, constant=True)
     product = linear_triton if len(x) == 1 else few_rows_linear
     return product(x, weight, out_dtype=x.dtype, constant=True, tiles=tiles)
 
 
+def is_large(name: str) -> bool:
+    outputs, inputs = WEIGHTS[name]
+    return outputs * inputs >= hopper.LARGE
+
+
 def has_kernel(name: str, rows: int) -> bool:
-    return rows == 1 or (rows <= MAX_ROWS and WEIGHTS[name][1] <= MAX_INPUTS)
+    few = rows <= MAX_ROWS and WEIGHTS[name][1] <= MAX_INPUTS
+    return rows == 1 or few or (is_large(name) and rows <= hopper.MAX_ROWS)
 
 
-def tile_space(rows: int) -> tuple[Any, ...]:
+def tile_space(name: str, rows: int) -> tuple[Any, ...]:
+    if rows > 1 and is_large(name):
+        return ()  # its tiles follow from the shape
     return ONE_ROW_TILES if rows == 1 else FEW_ROWS_TILES
 
 
@@ -114,7 +130,7 @@ def main() -> None:
     cases = [(n, rows) for n, rows in product(args.weights, args.rows) if has_kernel(n, rows)]
     tiles: dict[tuple[str, int], list[Any]] = {case: [] for case in cases}
     if args.sweep:
-        jobs = [(*case, t) for case in cases for t in tile_space(case[1])]
+        jobs = [(*case, t) for case in cases for t in tile_space(*case)]
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
             for (name, rows, t), fit in zip(

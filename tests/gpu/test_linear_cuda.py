@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.linear import linear, linear_torch
 from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 
@@ -27,6 +28,46 @@ def test_float64(rows: int, constant: bool, shape: tuple[int, int], out_dtype: t
     expected = x.double() @ weight.double().T
     error = (got.double() - expected).abs().max() / expected.abs().max()
     assert error < (1e-4 if out_dtype == torch.float32 else 2**-8)
+
+
+# Weights of Hopper's kernel: narrow and wide ones, inputs and outputs that end within a tile
+LARGE = [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 3584), (5000, 3368)]
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("rows", [2, 8, 9, 31, 64])
+def test_large_weights(
+    rows: int, constant: bool, shape: tuple[int, int], out_dtype: torch.dtype
+) -> None:
+    test_float64(rows, constant, shape, out_dtype)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_chain_of_large_products_in_a_graph(rows: int) -> None:
+    """Each kernel reads its weight while the one before still writes the rows."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 4096, device="cuda").bfloat16()
+    weights = [
+        Weight(torch.randn(4096, 4096, device="cuda").bfloat16() / 64, constant=True)
+        for _ in range(6)
+    ]
+
+    def chain() -> Tensor:
+        rows = x
+        for weight in weights:
+            rows = linear(rows, weight)
+        return rows
+
+    replay, out = captured(chain)
+    for _ in range(20):
+        x.copy_(torch.randn_like(x))
+        replay()
+        expected = x
+        for weight in weights:
+            expected = linear_torch(expected, weight.values, out_dtype=x.dtype)
+        assert (out.double() - expected.double()).norm() / expected.double().norm() < 0.02
 
 
 def test_in_a_cuda_graph() -> None:

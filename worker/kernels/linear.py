@@ -1,8 +1,9 @@
 """x @ weight.T, for any number of rows.
 
 Matrix libraries have tiles for many rows. With one row most of a tile is empty and few programs have work. Here
-each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows, and
-`quantized_linear.py` the kernels for quantized weights.
+each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows,
+`linear_hopper.py` the one for 2 to 64 rows and large weights on Hopper, and `quantized_linear.py` the kernels for quantized
+weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
+from mla_router.worker.kernels.linear_hopper import linear_hopper, suits_hopper
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
 from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
@@ -48,6 +50,8 @@ def linear(
         return linear_triton(x, matrix, out_dtype=out_dtype, constant=constant)
     if bias is None and is_few(x, matrix):
         return few_rows_linear(x, matrix, out_dtype=out_dtype, constant=constant)
+    if bias is None and suits_hopper(x, matrix):
+        return linear_hopper(x, matrix, out_dtype=out_dtype, constant=constant)
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
         return torch.mm(x, matrix.t(), out_dtype=out_dtype)
