@@ -107,6 +107,11 @@ class WorkerConfig(Settings):
         return self.speculative_num_steps or _NUM_DRAFTS
 
     @property
+    def chooses_drafts(self) -> bool:
+        """Whether steps have drafts only where they pay by measured times."""
+        return self.speculative_algorithm != "none" and not self.speculative_num_steps
+
+    @property
     def ranks(self) -> range:
         """The ranks of this worker: all, or with DP attention those of its DP rank. The first one has the scheduler."""
         each = self.tp_size // self.attn_dp_size

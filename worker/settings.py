@@ -362,7 +362,11 @@ class Settings:
         also=("--speculative-draft-model", "--speculative-draft"),
     )
     speculative_num_steps: int = _flag(
-        0, "drafts of a request in each step; 0: 3 with --speculative-algorithm", low=0, high=7
+        0,
+        "drafts of a request in each step; 0: 3 with --speculative-algorithm, in steps of batch sizes for which drafts pay by "
+        "measured times, and none in other steps",
+        low=0,
+        high=7,
     )
     speculative_num_draft_tokens: int = _flag(
         0, "rows of a request in each step: one more than --speculative-num-steps, or 0", low=0

@@ -169,11 +169,12 @@ def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
     except ModelError as error:
         raise ConfigError(f"{flag}: {error}") from error
     logger.info(
-        "%s: %s makes %d drafts a request, in steps of at most %d requests",
+        "%s: %s makes %d drafts a request, in steps of at most %d requests%s",
         flag,
         config.speculative_draft_model_path or "the layer for multi-token prediction",
         config.num_drafts,
         config.speculative_max_bs,
+        ", where they pay by measured times" if config.chooses_drafts else "",
     )
     return NewChain(layer, config.num_drafts)
 

@@ -6,7 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mla_router.worker.core import StepResult
+from mla_router.worker.scheduler.draft_choice import DraftChoice
 from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.step import Step
 
 
 class StepDrafts(NamedTuple):
@@ -18,10 +21,14 @@ class DraftPolicy:
     """Large batches have no drafts: their decode steps are no longer bound by the reading of weights, and rows of drafts
     then cost as much as other rows."""
 
-    def __init__(self, num_drafts: int, max_requests: int) -> None:
-        """`num_drafts`: of a slot. `max_requests`: most requests of a step with drafts."""
+    def __init__(
+        self, num_drafts: int, max_requests: int, choice: DraftChoice | None = None
+    ) -> None:
+        """`num_drafts`: of a slot. `max_requests`: most requests of a step with drafts. `choice`: among smaller steps; by
+        default all have drafts."""
         self._num_drafts = num_drafts
         self._max_requests = max_requests
+        self._choice = choice
         self._has_made = False  # the last step that computed a request which takes drafts
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
@@ -29,11 +36,32 @@ class DraftPolicy:
         if not self._num_drafts:
             return StepDrafts(0, made=False)
         taken = any(request.takes_drafts for request in decodes)
-        verifies = self._has_made and taken and len(decodes) <= self._max_requests
         if not taken and not any(request.takes_drafts for request in prefills):
             return StepDrafts(0, made=False)
-        self._has_made = len(decodes) + len(prefills) <= self._max_requests
-        return StepDrafts(self._num_drafts if verifies else 0, self._has_made)
+        wanted = not decodes or self._choice is None or self._choice.wants(len(decodes))
+        verifies = wanted and self._has_made and taken and len(decodes) <= self._max_requests
+        # The drafter always runs over prompts: it could not draft behind a prompt that it has not seen
+        makes = (wanted or bool(prefills)) and len(decodes) + len(prefills) <= self._max_requests
+        self._has_made = makes
+        return StepDrafts(self._num_drafts if verifies else 0, makes)
+
+    def learn(self, step: Step, result: StepResult) -> None:
+        """Learns from the time of a step, and from the tokens that it gave."""
+        plan, requests = step.plan, len(step.plan.decode_slots)
+        if self._choice is None or result.seconds is None or not requests or plan.chunks:
+            return
+        if not plan.num_drafts:
+            if not plan.makes_drafts:
+                self._choice.learn_plain(requests, result.seconds)
+            return
+        given = [
+            len(tokens)
+            for request, tokens in zip(step.decodes, result.tokens, strict=False)
+            if request.takes_drafts
+        ]
+        # Requests without drafts gain nothing, and wait as well
+        tokens = (sum(given) + requests - len(given)) / requests
+        self._choice.learn(requests, result.seconds, tokens)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import time
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission
+from mla_router.worker.scheduler.draft_choice import DraftChoice
 from mla_router.worker.scheduler.drafts import DraftPolicy
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
@@ -37,7 +38,11 @@ class Planner:
             chunk_size=config.chunk_size,
             by_size=by_size,
         )
-        self.drafts = DraftPolicy(memory.capacity.num_drafts, config.speculative_max_bs)
+        self.drafts = DraftPolicy(
+            memory.capacity.num_drafts,
+            config.speculative_max_bs,
+            DraftChoice() if config.chooses_drafts else None,
+        )
         self.mix = not config.disable_mixed_chunk
         self.by_priority = config.enable_priority_scheduling
         self.running: dict[str, Request] = {}  # by rid: requests with a slot, in order of admission

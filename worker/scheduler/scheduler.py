@@ -315,6 +315,7 @@ class Scheduler:
         self._failures = 0
         if result.seconds is not None and step.is_typical:
             self.planner.step_time.learn(step.plan, result.seconds)
+            self.planner.drafts.learn(step, result)
         self._count_computed(step, result)
         for i, (request, tokens) in enumerate(zip(step.sampled, result.tokens, strict=True)):
             if request.finish_reason is not None:
