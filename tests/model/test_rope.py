@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Gemma2Config,
+    LlamaConfig,
+    Qwen2Config,
+)
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RotaryEmbedding
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from mla_router.worker.model.config.read import parse_config
 from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig, softmax_scale
@@ -27,6 +35,8 @@ ROTARY: dict[str, tuple[Any, Any]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2RotaryEmbedding),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3RotaryEmbedding),
     "llama": (LlamaConfig, LlamaRotaryEmbedding),
+    "qwen2": (Qwen2Config, Qwen2RotaryEmbedding),
+    "gemma2": (Gemma2Config, Gemma2RotaryEmbedding),
 }
 
 V3_YARN = YarnConfig(40.0, 4096, 32.0, 1.0, None, 1.0, 1.0, True)
