@@ -32,7 +32,7 @@ def decode_video(data: bytes, field: str) -> list[Image]:
     try:
         wanted = _wanted(_count(data, container, field))
         frames: list[Image] = []
-        with av.open(io.BytesIO(data), format=container) as file:
+        with av.open(io.BytesIO(data), mode="r", format=container) as file:
             for index, frame in enumerate(file.decode(video=0)):
                 if frame.width * frame.height > MAX_PIXELS:
                     raise InvalidField(field, f"frames have more than {MAX_PIXELS} pixels")
@@ -66,7 +66,7 @@ def _count(data: bytes, container: str, field: str) -> int:
     """Returns the number of frames, without decoding them. Raises InvalidField if the first stream is too large."""
     import av
 
-    with av.open(io.BytesIO(data), format=container) as file:
+    with av.open(io.BytesIO(data), mode="r", format=container) as file:
         stream = file.streams.video[0]
         if stream.codec_context.width * stream.codec_context.height > MAX_PIXELS:
             raise InvalidField(field, f"frames have more than {MAX_PIXELS} pixels")
