@@ -28,6 +28,7 @@ def main() -> None:
         messages=[{"role": "user", "content": "Maria is 34 years old and a doctor. Write JSON."}],
         response_format=Person,
         max_tokens=128,
+        temperature=0,
     )
     person = answer.choices[0].message.parsed
     assert person is not None, answer
