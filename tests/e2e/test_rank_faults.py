@@ -7,16 +7,14 @@ The router with the streams is in front of the ranks, or, for one kill, of the r
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from typing import Any
 
 import pytest
 
-from support import client, processes
+from support import processes
 from support.processes import Flag, Running, wait_until
 from support.procfs import Pid, descendants
-from support.streams import Stream, streamed, whole
+from support.streams import answers, interrupted
 
 STREAMS = 16
 # A stopped rank is killed after four times as long
@@ -35,30 +33,12 @@ def ranks_of(server: Running) -> list[Pid]:
     return sorted(found, key=lambda pid: pid.command)
 
 
-async def expected(url: str) -> list[Any]:
-    async with client.session() as http:
-        return await asyncio.gather(*(whole(http, url, number) for number in range(STREAMS)))
-
-
-async def interrupted(url: str, victim: Pid, fault: signal.Signals) -> list[Any]:
-    """Returns the answers of streams that have all begun when the signal is sent."""
-    async with client.session() as http:
-        streams = [Stream() for _ in range(STREAMS)]
-        asked = [
-            asyncio.create_task(streamed(http, url, number, stream))
-            for number, stream in enumerate(streams)
-        ]
-        await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
-        os.kill(victim.number, fault)
-        return await asyncio.gather(*asked)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda fault: fault.name)
 @pytest.mark.parametrize("division", DIVISIONS)
 def test_no_fault_of_a_rank_shows(division: str, fault: signal.Signals, small_worker: str) -> None:
     workers, flags = DIVISIONS[division]
-    answers = asyncio.run(expected(small_worker))
+    expected = asyncio.run(answers(small_worker, STREAMS))
     with processes.server(dp_size=workers, watchdog_timeout=WATCHDOG_S, **flags) as server:
         urls = [worker["url"] for worker in processes.workers(server.url)]
         # Not for a stopped rank: the inner router may end a stream with an error before the outer one gives it up
@@ -71,8 +51,8 @@ def test_no_fault_of_a_rank_shows(division: str, fault: signal.Signals, small_wo
                 )
                 ranks, before = ranks_of(server), descendants(server.pid)
                 assert len(ranks) == flags["tp_size"]
-                found = asyncio.run(interrupted(router.url, ranks[number], fault))
-                assert found == answers, ranks[number].command
+                found = asyncio.run(interrupted(router.url, STREAMS, ranks[number], fault))
+                assert found == expected, ranks[number].command
                 wait_until(lambda: not any(pid.alive for pid in before), "all of it ends")  # noqa: B023
         wait_until(lambda: len(processes.healthy_workers(server.url)) == workers, "it is back")
-        assert asyncio.run(expected(server.url)) == answers
+        assert asyncio.run(answers(server.url, STREAMS)) == expected

@@ -15,7 +15,7 @@ import pytest
 from support import client, processes
 from support.processes import wait_until
 from support.procfs import Pid, descendants, listener
-from support.streams import Stream, streamed, whole
+from support.streams import answers, interrupted
 
 STREAMS = 4
 
@@ -43,15 +43,10 @@ def worker(ranks: Flags) -> Iterator[processes.Running]:
         yield worker
 
 
-async def answers(url: str) -> list[Answer]:
-    async with client.session() as http:
-        return await asyncio.gather(*(whole(http, url, number) for number in range(STREAMS)))
-
-
 @pytest.fixture(scope="module")
 def expected(small_worker: str) -> list[Answer]:
     """The answers of a worker of one rank."""
-    return asyncio.run(answers(small_worker))
+    return asyncio.run(answers(small_worker, STREAMS))
 
 
 def group_of(worker: str) -> dict[str, Pid]:
@@ -65,26 +60,18 @@ def group_of(worker: str) -> dict[str, Pid]:
     }
 
 
-async def interrupted(url: str, victim: Pid, fault: signal.Signals) -> list[Answer]:
-    """Returns the answers of streams that have begun when the signal is sent. A stopped process goes on after them."""
-    async with client.session() as http:
-        streams = [Stream() for _ in range(STREAMS)]
-        asked = [
-            asyncio.create_task(streamed(http, url, number, stream))
-            for number, stream in enumerate(streams)
-        ]
-        await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
-        os.kill(victim.number, fault)
-        try:
-            return await asyncio.gather(*asked)
-        finally:
-            if fault is signal.SIGSTOP:
-                os.kill(victim.number, signal.SIGCONT)
+async def with_fault(url: str, victim: Pid, fault: signal.Signals) -> list[Answer]:
+    """`interrupted`, behind which a stopped process goes on."""
+    try:
+        return await interrupted(url, STREAMS, victim, fault)
+    finally:
+        if fault is signal.SIGSTOP:
+            os.kill(victim.number, signal.SIGCONT)
 
 
 def test_two_ranks_answer_as_one(worker: processes.Running, expected: list[Answer]) -> None:
     assert sorted(group_of(worker.url)) == ["rank 1", "scheduler"]
-    assert asyncio.run(answers(worker.url)) == expected
+    assert asyncio.run(answers(worker.url, STREAMS)) == expected
 
 
 def test_token_bitmasks_reach_all_ranks(worker: processes.Running, small_worker: str) -> None:
@@ -130,7 +117,7 @@ def test_streams_survive_the_faults_of_a_rank(
             wait_until(lambda: processes.status_of(worker.url + "/health") == 200, "it is healthy")
             wait_until(lambda: len(processes.healthy_workers(router.url)) == 2, "it is in rotation")
             assert group_of(worker.url) == group
-            assert asyncio.run(interrupted(router.url, group["rank 1"], fault)) == expected
+            assert asyncio.run(with_fault(router.url, group["rank 1"], fault)) == expected
         wait_until(lambda: not any(pid.alive for pid in group.values()), "the group ends")
         assert worker.process.wait() == 3
 
@@ -141,7 +128,7 @@ def test_a_killed_group_is_started_again(ranks: Flags, expected: list[Answer], v
     with processes.server(dp_size=2, router_policy="round_robin", **ranks) as server:
         url = processes.workers(server.url)[0]["url"]
         group = group_of(url)
-        assert asyncio.run(interrupted(server.url, group[victim], signal.SIGKILL)) == expected
+        assert asyncio.run(with_fault(server.url, group[victim], signal.SIGKILL)) == expected
         wait_until(lambda: not any(pid.alive for pid in group.values()), "the group ends")
         wait_until(lambda: processes.status_of(url + "/health") == 200, "the worker is back")
         wait_until(lambda: len(processes.healthy_workers(server.url)) == 2, "it is in rotation")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from support import client
+from support.procfs import Pid
 
 TOKENS = 240
 
@@ -79,3 +82,24 @@ async def streamed(
     async with http.post(url + "/v1/completions", json=body(number, stream=True)) as response:
         await stream.read(response)
     return stream.end()
+
+
+async def answers(url: str, count: int) -> list[tuple[str, str | None, int]]:
+    """Returns the answers of the first `count` requests, each in one piece."""
+    async with client.session() as http:
+        return await asyncio.gather(*(whole(http, url, number) for number in range(count)))
+
+
+async def interrupted(
+    url: str, count: int, victim: Pid, fault: signal.Signals
+) -> list[tuple[str, str | None, int]]:
+    """Returns the answers of `count` streams that have all begun when `fault` is sent to `victim`."""
+    async with client.session() as http:
+        streams = [Stream() for _ in range(count)]
+        asked = [
+            asyncio.create_task(streamed(http, url, number, stream))
+            for number, stream in enumerate(streams)
+        ]
+        await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
+        os.kill(victim.number, fault)
+        return await asyncio.gather(*asked)

@@ -49,7 +49,7 @@ class Table(NamedTuple):
     tiles: tuple[TunedTile | None, ...]
 
     def at(self, rows: int) -> TunedTile | None:
-        """Returns the tile of the next tuned number of rows, or None for that of the code."""
+        """Returns the tile of the next tuned number of rows, or None: the code chooses."""
         index = bisect_left(self.rows, rows)
         return self.tiles[index] if index < len(self.rows) else None
 
@@ -72,7 +72,7 @@ def kind_of(dtype: torch.dtype, block: tuple[int, int], *, activations: int = 8)
 
 
 def dense_tile(weight: Weight, rows: int, *, activations: int = 8) -> TunedTile | None:
-    """Returns the tile of a product with a quantized dense weight, or None for that of the code."""
+    """Returns the tile of a product with a quantized dense weight, or None: the code chooses."""
     outputs, inputs = weight.values.shape
     device, dtype = weight.values.device, weight.values.dtype
     table = _dense_table(outputs, inputs, device, dtype, weight.block, activations)
