@@ -61,11 +61,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.temperature == 0.0
 
     @property
-    def takes_drafts(self) -> bool:
-        """Whether a step may give several of its tokens: they depend on each other by the model alone."""
-        return not self.penalized
-
-    @property
     def penalized(self) -> bool:
         """Whether the logits depend on all tokens so far."""
         return (

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from mla_router.worker.core import SamplingParams
+from mla_router.worker.messages import Grammar
 from mla_router.worker.scheduler.drafts import DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
 
 NONE = StepDrafts(0, made=False)
 
 
-def requests(count: int, **sampling: float) -> list[Request]:
+def requests(count: int, grammar: Grammar | None = None) -> list[Request]:
     return [
-        Request(f"r{n}", [1], SamplingParams(9, **sampling), tokens_per_row=3)  # type: ignore[arg-type]
+        Request(f"r{n}", [1], SamplingParams(9), grammar=grammar, tokens_per_row=3)
         for n in range(count)
     ]
 
@@ -30,13 +31,13 @@ def test_large_steps_have_no_drafts() -> None:
     assert policy.next_step(many, []) == NONE
 
 
-def test_requests_with_penalties_take_none() -> None:
-    policy, plain, penalized = DraftPolicy(2, 8), requests(1), requests(3, presence_penalty=1.0)
-    assert not any(request.takes_drafts for request in penalized)
-    assert policy.next_step([], plain + penalized) == StepDrafts(0, made=True)
+def test_requests_with_a_grammar_take_none() -> None:
+    policy, plain, bound = DraftPolicy(2, 8), requests(1), requests(3, Grammar("regex", "any"))
+    assert not any(request.takes_drafts for request in bound)
+    assert policy.next_step([], plain + bound) == StepDrafts(0, made=True)
     # The drafts of the other request stay right in a step without it
-    assert policy.next_step(penalized, []) == NONE
-    assert policy.next_step(plain + penalized, []) == StepDrafts(2, made=True)
+    assert policy.next_step(bound, []) == NONE
+    assert policy.next_step(plain + bound, []) == StepDrafts(2, made=True)
 
 
 def test_without_drafts_no_step_has_any() -> None:

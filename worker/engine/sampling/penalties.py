@@ -7,6 +7,7 @@ knows the tokens of step N.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,20 @@ from mla_router.worker.engine.sampling.params import RowSamplingParams
 from mla_router.worker.engine.upload import Upload
 
 _IN_PROMPT, _ONE_OUTPUT = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsAhead:
+    """The drafts of P rows, and how often each of them counts: those between a row and the last token of its slot do."""
+
+    tokens: Tensor  # [P, K] int64
+    counts: Tensor  # [P, K] int32, as in the table: 0 for drafts that are not in front of the row
+
+    @classmethod
+    def of(cls, drafts: Tensor, offsets: Tensor) -> DraftsAhead:
+        """Returns the first drafts of `drafts` [P, K] int64, as many as `offsets` [P] int32 says for each row."""
+        ranks = torch.arange(drafts.shape[1], dtype=torch.int32, device=drafts.device)
+        return cls(drafts, (ranks < offsets[:, None]).int() * _ONE_OUTPUT)
 
 
 class TokenCounts:
@@ -53,22 +68,33 @@ class TokenCounts:
         flat.index_fill_(0, prompts, _IN_PROMPT)
         flat.scatter_add_(0, outputs, torch.full_like(outputs, _ONE_OUTPUT, dtype=torch.int32))
 
-    def add(self, slots: Tensor, tokens: Tensor) -> None:
-        """Counts one sampled token for each slot: `slots` and `tokens` [P] int64, without a slot twice."""
-        counts = self._existing
-        indices = slots * self._shape[1] + tokens
-        counts.view(-1).scatter_add_(
-            0, indices, torch.full_like(indices, _ONE_OUTPUT, dtype=torch.int32)
-        )
+    def add(self, slots: Tensor, tokens: Tensor, ahead: DraftsAhead | None = None) -> None:
+        """Counts the tokens that each slot has gained: `slots` and `tokens` [P] int64, without a slot twice. `ahead`: the
+        drafts that were accepted in front of the tokens."""
+        flat, first = self._existing.view(-1), slots * self._shape[1]
+        indices = first + tokens
+        flat.scatter_add_(0, indices, torch.full_like(indices, _ONE_OUTPUT, dtype=torch.int32))
+        if ahead is not None:
+            indices = first[:, None] + ahead.tokens
+            flat.scatter_add_(0, indices.flatten(), ahead.counts.flatten())
 
-    def penalize(self, logits: Tensor, slots: Tensor, params: RowSamplingParams) -> Tensor:
-        """Applies the penalties of `slots` [P] to `logits` [P, V] in place, and returns them.
+    def penalize(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        params: RowSamplingParams,
+        ahead: DraftsAhead | None = None,
+    ) -> Tensor:
+        """Applies the penalties of `slots` [P] to `logits` [P, V] in place, and returns them. `ahead`: the drafts of each row,
+        which count as if they had been given.
 
         The repetition penalty comes first, for tokens of prompt or output: positive logits are divided by it, others are
         multiplied (CTRL, arXiv:1909.05858, as in transformers). OpenAI's frequency and presence penalties follow, for
         tokens of the output.
         """
         counts = self._existing.index_select(0, slots)
+        if ahead is not None:
+            counts.scatter_add_(1, ahead.tokens, ahead.counts)
         factor = params.repetition_penalty[:, None]
         repeated = torch.where(logits > 0, logits / factor, logits * factor)
         logits = torch.where(counts > 0, repeated, logits, out=logits)

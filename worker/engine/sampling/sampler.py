@@ -23,7 +23,7 @@ from mla_router.worker.engine.sampling.draws import Draws
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs, Run, token_logprobs
 from mla_router.worker.engine.sampling.params import SlotSamplingParams
-from mla_router.worker.engine.sampling.penalties import TokenCounts
+from mla_router.worker.engine.sampling.penalties import DraftsAhead, TokenCounts
 from mla_router.worker.engine.sampling.rows import SampledRows
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.sampling.accept import accept
@@ -101,18 +101,20 @@ class Sampler:
         sampled_rows = SampledRows(plan)
         penalized, biased, restricted, with_logprobs, masked, bits, *of_drafts = self._upload(
             [
-                sampled_rows.first(features.penalized),
+                sampled_rows.all(features.penalized),
                 sampled_rows.all(features.biased),
                 sampled_rows.all(features.restricted),
                 sampled_rows.all(features.with_logprobs),
                 sampled_rows.first(np.array(masks.rows if masks else (), dtype=np.int64)),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
                 *sampled_rows.arrays(),
+                *([features.penalized] if plan.num_drafts else []),
             ]
         )
-        owners, positions = slots, None
+        owners, positions, offsets = slots, None, None
         if of_drafts:
-            slots, offsets, bounds = of_drafts
+            slots, offsets, bounds, penalized_owners = of_drafts
+            drafts = drafts[:, : plan.num_drafts]
             positions = lengths[slots] + offsets  # [R]
         for rows in _slices(restricted):
             _put(
@@ -127,8 +129,9 @@ class Sampler:
             at = lengths[of] if positions is None else positions[rows]
             _put(logits, rows, self._bias.add(_get(logits, rows), of, at))
         for rows in _slices(penalized):
-            params = self._params.of(slots[rows])
-            _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], params))
+            of, params = slots[rows], self._params.of(slots[rows])
+            ahead = None if offsets is None else DraftsAhead.of(drafts[of], offsets[rows])
+            _put(logits, rows, self._counts.penalize(_get(logits, rows), of, params, ahead))
 
         threshold = None
         if features.filtered:
@@ -140,19 +143,23 @@ class Sampler:
                 params.top_p,
                 params.min_p,
             )
-        if positions is not None:
+        if positions is not None and offsets is not None:
             draws = self.draws(slots, positions)
             draws.draw(logits, threshold)
             last = torch.empty_like(owners)
             accept(draws.drawn, owners, bounds, drafts, lengths, last_token, out, last)
             sampled = Sampled(None, draws.tokens, last)
+            if len(penalized):
+                of, rows = owners[penalized_owners], last[penalized_owners]
+                ahead = DraftsAhead.of(drafts[of], offsets[rows])
+                self._counts.add(of, last_token[of], ahead)
         else:
             temperature, seed = self._params.temperature, self._params.seed
             sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
             sampled = Sampled(None)
-        if len(penalized):
-            of = slots[penalized]
-            self._counts.add(of, last_token[of])
+            if len(penalized):
+                of = slots[penalized]
+                self._counts.add(of, last_token[of])
         if own is None:
             return sampled
         runs = [
