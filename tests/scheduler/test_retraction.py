@@ -113,7 +113,8 @@ def running(arrival: int, priority: int, computed: int, launched: int = 1) -> Re
     request = Request(f"r{arrival}", [1, 2], sampling, arrival=arrival, priority=priority)
     request.move_to(State.PREFILL)
     request.move_to(State.DECODE)
-    request.computed_length, request.launched_outputs = computed, launched
+    request.computed_length = computed
+    request.launched_outputs = request.least_outputs = launched
     return request
 
 

@@ -100,6 +100,25 @@ def test_an_answer_has_at_most_max_tokens(overlap: bool, most: int) -> None:
     assert outcome.channel.reason("r") == "length"
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("given", "surplus"), [(1, 0), (MOST, 1)])
+def test_each_step_has_a_request_near_its_max_tokens(
+    overlap: bool, given: int, surplus: int
+) -> None:
+    """A step is launched before the host knows whether the drafts in flight end the answer."""
+    engine = FaultyEngine(CAPACITY)
+    with_counts(engine, lambda: given)
+    most = 1 + 4 * MOST
+    request = generate("r", PROMPT, most)
+    outcome = run({0: [request]}, engine=engine, capacity=CAPACITY, overlap=overlap)
+    assert outcome.channel.tokens("r") == continuation(PROMPT, most)
+    turns = outcome.channel.turns("r")
+    assert turns == list(range(turns[0], turns[0] + len(turns)))
+    decodes = sum(bool(plan.decode_slots) for plan in engine.plans)
+    assert decodes == (most - 1) // given + surplus * overlap
+    assert outcome.scheduler.stats().draft_steps == (most - 1) // given
+
+
 def test_rows_have_pages_for_all_tokens_in_flight() -> None:
     """Each step may give three tokens and gives one. A bound is the number of known tokens plus the most of two steps."""
     engine = FaultyEngine(CAPACITY)

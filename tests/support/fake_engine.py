@@ -136,7 +136,11 @@ class FakeEngine:
         ):
             length = self.lengths[slot]
             exact = self.capacity.tokens_per_row == 1
-            assert length == bound if exact else length <= bound, f"{length} tokens, {bound=}"
+            # A row behind an answer that its drafts have ended is idle
+            assert length == bound if exact else length <= bound + 1, f"{length} tokens, {bound=}"
+            if length > bound:
+                counts.append(0)
+                continue
             self._write(slot, length - 1, self.last_token[slot])
             for position in range(length, min(length + most - 1, bound)):
                 self._write(slot, position, WRONG)

@@ -75,6 +75,7 @@ class Request:
         "is_jumping",
         "launched_outputs",
         "launched_prompt",
+        "least_outputs",
         "logprobs_until",
         "max_tokens",
         "model_prompt",
@@ -133,6 +134,7 @@ class Request:
 
         self.launched_prompt = 0  # context tokens that are cached or in launched steps
         self.launched_outputs = 0  # most output tokens after the launched steps
+        self.least_outputs = 0  # the same, if they accept no draft
         self.computed_length = 0  # tokens whose KV cache is computed
 
         wanted = sampling.prompt_logprobs_from
@@ -232,9 +234,9 @@ class Request:
 
     @property
     def wants_decode(self) -> bool:
-        """Whether the next step has a decode row for it. A finish by length is known before its token, so no step is
-        launched past it."""
-        return self.state is State.DECODE and self.launched_outputs < self.max_tokens
+        """Whether the next step has a decode row for it. A finish by length is known before its token, so without drafts no
+        step is launched past it. With drafts one may be, whose rows are then idle (`decode_bound`)."""
+        return self.state is State.DECODE and self.least_outputs < self.max_tokens
 
     @property
     def takes_drafts(self) -> bool:
@@ -264,6 +266,7 @@ class Request:
             self.move_to(State.DECODE)
             self.is_jumping = False
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
+            self.least_outputs = self.launched_outputs
         first = max(start + 1, self.logprobs_until)  # a row predicts the token after its own
         logprob_tokens = tuple(self.model_prompt[first : end + 1])
         tokens = self.context[start:end]
@@ -302,7 +305,7 @@ class Request:
         assert self.launched_outputs == len(self.output) + 1, f"{self!r} has tokens in flight"
         run = run[: self.max_tokens - len(self.output)]
         if len(self.output) + len(run) == self.max_tokens:
-            self.launched_outputs = self.max_tokens
+            self.launched_outputs = self.least_outputs = self.max_tokens
         elif len(run) > 1:
             self.launched_prompt = len(self.prompt) + len(self.output)
             self.context += self.output[len(self.context) - len(self.prompt) :] + run
@@ -326,6 +329,7 @@ class Request:
         """Counts one decode step of at most `most` tokens as launched. Returns its `decode_bound`."""
         bound = self.decode_bound(most)
         self.launched_outputs += most
+        self.least_outputs += 1
         return bound
 
     def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:

@@ -365,9 +365,10 @@ class Scheduler:
         for request, tokens in zip(step.decodes, result.tokens, strict=False):
             given, most = len(tokens), request.tokens_in(step.plan)
             request.computed_length += given
-            if given != most:
-                request.launched_outputs += given - most
             if most > 1:
+                request.launched_outputs += given - most
+                request.least_outputs += given - 1
+            if most > 1 and request.is_live:
                 self.drafts.count(proposed=most - 1, accepted=given - 1)
 
     # -- ends of requests -----------------------------------------------------------------------

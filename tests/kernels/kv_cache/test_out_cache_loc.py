@@ -70,7 +70,7 @@ def test_the_inputs_of_rows(
     op: Callable[..., LookedUp], given_tensors: bool, count: int, page_size: int, number: int
 ) -> None:
     """A decode row has the token of its slot, and the smaller one of the slot's length and its own. A draft is behind its
-    slot's last token, and is written nowhere if it is behind its own length."""
+    slot's last token. Neither is written if its token is behind its own length."""
     draw = torch.Generator().manual_seed(number)
     table = page_table(draw)
 
@@ -96,18 +96,19 @@ def test_the_inputs_of_rows(
     assert got.slots.tolist() == slots.tolist()
     for row, kind in enumerate(kinds.tolist()):
         slot, length, token = int(slots[row]), int(lengths[row]), int(tokens[row])
-        if kind == RowKind.DECODE:
-            length, token = min(length, int(known[slot])), int(last_token[slot])
-        position = length - 1
+        bound, ahead = length, int(known[slot])
         if kind == RowKind.IDLE:
-            length, position, location = 1, 0, 0
-        elif kind == RowKind.DRAFT and int(known[slot]) + token > length:
-            length, position, location = int(known[slot]) + token, 0, 0
+            ahead, bound, length = 2, 1, 1
+        elif kind == RowKind.DECODE:
+            length, token = min(ahead, bound), int(last_token[slot])
+        elif kind == RowKind.DRAFT:
+            length, ahead = min(ahead, bound) + token, ahead + token
             token = int(drafts[slot, token - 1])
         else:
-            if kind == RowKind.DRAFT:
-                position = int(known[slot]) + token - 1
-                length, token = position + 1, int(drafts[slot, token - 1])
+            ahead = length
+        position, location = 0, 0
+        if ahead <= bound:
+            position = length - 1
             location = place(table, slot, position, page_size)
         assert (got.lengths[row], got.positions[row]) == (length, position)
         assert got.out_cache_loc[row] == location

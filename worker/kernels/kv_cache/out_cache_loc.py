@@ -54,10 +54,11 @@ def look_up(
     lengths and tokens.
 
     A row of a chunk has its length and token in `rows`. A decode row has those of its slot: in `lengths` [all slots]
-    int32, but at most that of `rows`, beyond which its slot may have no pages; and in `last_token` [all slots] int64. A
-    row of draft i = 1, 2, ... has i as its token in `rows`; its token is in `drafts` [all slots, D] int64, i positions
-    behind the last one. If that is beyond the length in `rows`, it has location and position 0. Its length stays, from
-    which attention derives the lengths of its slot's other rows. An idle row has length 1 and location 0. page_table [all slots, P] int32. `into`: tensors of B rows to write to.
+    int32, but at most that of `rows`, and in `last_token` [all slots] int64. A row of draft i = 1, 2, ... has i as its
+    token in `rows`; its token is in `drafts` [all slots, D] int64, i positions behind the last one. Beyond the length in
+    `rows` a slot may have no pages: a row whose token is there has location and position 0. It keeps its length, from which
+    attention derives those of its slot's other rows. An idle row has length 1 and location 0. page_table [all slots, P]
+    int32. `into`: tensors of B rows to write to.
     """
     op = look_up_triton if page_table.is_cuda else look_up_torch
     return op(rows, kinds, last_token, drafts, lengths, page_table, page_size=page_size, into=into)
@@ -126,15 +127,14 @@ def look_up_torch(
     slots, own_lengths, own_tokens = rows.unbind()
     is_decode, is_draft = kinds == RowKind.DECODE, kinds == RowKind.DRAFT
     known = lengths[slots].long()
-    of_drafts = known + own_tokens
-    is_idle = (kinds == RowKind.IDLE) | (is_draft & (of_drafts > own_lengths))
-    own_lengths = torch.where(is_decode, torch.minimum(known, own_lengths), own_lengths)
-    own_lengths = torch.where(is_draft, of_drafts, own_lengths)
+    ranks = torch.where(is_draft, own_tokens, 0)
+    of_slot = is_decode | is_draft
+    is_idle = (kinds == RowKind.IDLE) | (of_slot & (known + ranks > own_lengths))
+    own_lengths = torch.where(of_slot, torch.minimum(known, own_lengths) + ranks, own_lengths)
     own_lengths = torch.where(kinds == RowKind.IDLE, 1, own_lengths)
     positions = torch.where(is_idle, 0, own_lengths - 1)
     tokens = torch.where(is_decode, last_token[slots], own_tokens)
-    ranks = torch.where(is_draft, own_tokens - 1, 0)
-    tokens = torch.where(is_draft, drafts[slots, ranks], tokens)
+    tokens = torch.where(is_draft, drafts[slots, (ranks - 1).clamp_min(0)], tokens)
     out_cache_loc = _locations_torch(page_table, slots, positions, page_size)
     found = LookedUp(
         slots,
@@ -294,12 +294,13 @@ def _look_up_kernel(
     length = tl.load(rows + count + row, inside, other=1)
     token = tl.load(rows + 2 * count + row, inside, other=0)
     is_decode, is_draft = kind == _DECODE, kind == _DRAFT
-    known = tl.load(slot_lengths + slot, is_decode | is_draft, other=1).to(tl.int64)
+    of_slot = is_decode | is_draft
+    known = tl.load(slot_lengths + slot, of_slot, other=1).to(tl.int64)
     last = tl.load(last_token + slot, is_decode, other=0)
     draft = tl.load(drafts + slot * draft_stride + token - 1, is_draft, other=0)
-    is_idle = (kind == _IDLE) | (is_draft & (known + token > length))
-    length = tl.where(is_decode, tl.minimum(known, length), length)
-    length = tl.where(is_draft, known + token, length)
+    rank = tl.where(is_draft, token, 0)
+    is_idle = (kind == _IDLE) | (of_slot & (known + rank > length))
+    length = tl.where(of_slot, tl.minimum(known, length) + rank, length)
     length = tl.where(kind == _IDLE, 1, length)
     position = tl.where(is_idle, 0, length - 1)
     at = _location(page_table, table_stride, slot, position, is_idle == 0, PAGE_SIZE)
