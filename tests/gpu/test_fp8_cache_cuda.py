@@ -53,6 +53,8 @@ def decode(q: Tensor, paged: PagedCache, queries: int = 1, *, settled: bool = Fa
     schedule = decode_schedule(
         paged.lengths, max_length=int(max(LENGTHS)) + 8, tiling=chosen, num_parts=parts
     )
+    if settled:
+        torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
     q_latent, q_pe = torch.split(q, [LATENT, ROPE], dim=-1)
     return mla_decode(
         q_latent,
@@ -93,7 +95,6 @@ def test_mla_decode_batches(dtype: torch.dtype, requests: int, out: torch.dtype)
     lengths = [1 + 37 * i % 600 for i in range(requests)]
     paged, draw = cache_of(lengths, 16, LATENT + ROPE, dtype)
     q = torch.randn(requests, 16, LATENT + ROPE, generator=draw, device="cuda").to(out)
-    torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
     assert_rows_close(decode(q, paged, settled=True), expected_of(q, paged))
 
 

@@ -172,15 +172,20 @@ def test_experts_are_their_twins_on_a_cpu(
     assert relative_error(got.cpu(), expected.double()) < 2 * EXACT
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 128, 301, 1200])
+@pytest.mark.parametrize("tokens", [2, 4, 17, 128, 301, 1200])
 def test_experts_take_quantized_rows(tokens: int) -> None:
+    """From four tokens on both are the same: fewer tokens stream the weights, and then rows that come plain stay so."""
     gate_up, down = experts(FP8, (128, 128))
     x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
     logits = torch.randn(tokens, EXPERTS, device="cuda")
     weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
     rows = in_form(x, RowForm(plain=False, quantized=FP8))
     got = moe_experts(rows, gate_up, down, weights, ids)
-    assert torch.equal(got, moe_experts(x, gate_up, down, weights, ids))
+    expected = moe_experts(x, gate_up, down, weights, ids)
+    if tokens < 4:
+        assert relative_error(got, expected.double()) < 2 * ROUNDED[FP8]
+    else:
+        assert torch.equal(got, expected)
 
 
 def test_idle_rows_have_no_expert() -> None:
