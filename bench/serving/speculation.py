@@ -1,20 +1,24 @@
-"""Decode steps with speculative decoding, at a set rate of acceptance.
+"""Steps with speculative decoding, at a set rate of acceptance, and prompts with the drafter.
 
-    python bench/serving/speculation.py --model-path DIR --load-format dummy --drafts 0 1 3 --acceptance 0.6 0.8
+    python bench/serving/speculation.py --model-path DIR --load-format dummy --drafts 0 1 3 --acceptance 0 0.6 0.8
 
-DIR is a model with a layer for multi-token prediction. At a very high temperature a token is the noise of its position,
-which the drafter draws as well: every draft is right, whatever the weights are. Then each draft is made wrong with a
-probability of 1 - acceptance, and the engine does all the work of real drafting and verification. All flags of a worker are
-accepted. The time of a token is that of a step over the tokens that it gives to a request.
+DIR is a model with a layer for multi-token prediction, or that of `--speculative-algorithm EAGLE`. At a very high
+temperature a token is the noise of its position, which the drafter draws as well: every draft is right, whatever the weights
+are. Then each draft is made wrong with a probability of 1 - acceptance, and the engine does all the work of real drafting
+and verification. All flags of a worker are accepted. The time of a token is that of a step over the tokens that it gives to a
+request. `--undrafted` is a share of requests that take no drafts: such a request gets one token a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import random
+import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +30,25 @@ from record import record
 
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Admitted, SamplingParams, StepPlan
+from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep
 
 WARM_UP = 6  # steps that are not counted
 NOISE_ALONE = 1e6  # a temperature
+Row = dict[str, Any]
 
 
 def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 1, 3])
-    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8])
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.0, 0.6, 0.7, 0.8, 0.9])
+    parser.add_argument("--undrafted", type=float, nargs="+", default=[0.0])
     parser.add_argument("--input-len", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--prompts", type=int, nargs="*", default=[], help="lengths, in tokens")
     parser.add_argument("--out", type=Path)
     flags.add_flags(parser)
     args = parser.parse_args()
@@ -70,88 +77,170 @@ class WrongDrafts:
         self._step += 1
 
 
-def measure(engine: Engine, size: int, args: argparse.Namespace) -> dict[str, float]:
-    """Returns milliseconds of a step and of a token, and the tokens that a step gives to a request."""
+def decode_plans(
+    engine: Engine, size: int, undrafted: int, args: argparse.Namespace
+) -> Iterator[StepPlan]:
+    """Yields the plans of decode steps of `size` requests. The last `undrafted` ones take no drafts. Raises SystemExit if they
+    do not fit the KV cache."""
     capacity, drafts = engine.capacity, engine.capacity.num_drafts
-    each = 1 + drafts
-    total = args.input_len + (args.steps + WARM_UP + 2) * each
+    steps = args.steps + WARM_UP
+    total = args.input_len + (steps + 2) * (1 + drafts)
     pages = -(-total // capacity.page_size)
     if size * pages > capacity.num_pages:
         raise SystemExit(f"batch size {size} of {total} tokens each does not fit: {capacity}")
-    slots, draw = tuple(range(size)), random.Random(0)
+    slots, draw, drafted = tuple(range(size)), random.Random(0), size - undrafted
     sampling = [
         SamplingParams(total, temperature=NOISE_ALONE, seed=draw.randrange(1 << 30)) for _ in slots
     ]
     engine.slots.lengths.fill_(args.input_len + 1)
-    writes = tuple(
-        (slot, index, 1 + slot * pages + index) for slot in slots for index in range(pages)
-    )
-    admitted = tuple(Admitted(slot, sampling[slot], (0,)) for slot in slots)
-    bound = total - each
+    most = total - 1 - drafts
     plan = StepPlan(
         slots,
-        (bound,) * size,
+        (),
         (),
         (),
         (),
         num_drafts=drafts,
         makes_drafts=drafts > 0,
-        draft_bounds=(bound + drafts,) * size if drafts else (),
+        draft_bounds=(most + drafts,) * drafted + (0,) * undrafted if drafts else (),
     )
+    for step in range(steps):
+        # Requests without drafts have exact bounds
+        bounds = (most,) * drafted + (args.input_len + 1 + step,) * undrafted
+        if step:
+            yield replace(plan, decode_bounds=bounds)
+        else:
+            yield replace(
+                plan,
+                decode_bounds=bounds,
+                page_writes=tuple((s, i, 1 + s * pages + i) for s in slots for i in range(pages)),
+                admitted=tuple(Admitted(slot, sampling[slot], (0,)) for slot in slots),
+            )
+
+
+def measure_decode(
+    engine: Engine, size: int, undrafted: int, args: argparse.Namespace
+) -> dict[str, float]:
+    """Returns milliseconds of a step and of a token, and the tokens that a step gives to a request that takes drafts."""
+    drafted = size - undrafted
     pending, given, times = None, 0, list[float]()
     last = time.perf_counter()
-    for step in range(args.steps + WARM_UP):
-        first = replace(plan, page_writes=writes, admitted=admitted)
-        launched = engine.forward(plan if step else first)
+    for step, plan in enumerate(decode_plans(engine, size, undrafted, args)):
+        launched = engine.forward(plan)
         if pending is not None:
             tokens = pending.wait().tokens
             now = time.perf_counter()
             if step > WARM_UP:
-                given += sum(map(len, tokens))
+                given += sum(map(len, tokens[:drafted]))
+                assert all(len(row) == 1 for row in tokens[drafted:]), tokens
                 times.append(now - last)
             last = now
         pending = engine.sample(launched)
     assert pending is not None
     pending.wait()
-    step_ms = 1e3 * sum(times) / len(times)
-    length = given / (size * len(times))
+    step_ms = 1e3 * statistics.fmean(times)
+    length = given / (drafted * len(times))
     return {"step_ms": step_ms, "tokens": length, "tpot_ms": step_ms / length}
+
+
+def measure_prompt(engine: Engine, length: int, repeats: int = 8) -> float:
+    """Returns milliseconds from the launch of a step of one prompt to its token, and to its drafts if there is a drafter:
+    the median of `repeats`."""
+    capacity = engine.capacity
+    pages = -(-(length + capacity.tokens_per_row) // capacity.page_size)
+    draw, drafts = random.Random(1), capacity.num_drafts
+    tokens = tuple(draw.randrange(engine.model.config.vocab_size) for _ in range(length))
+    plan = StepPlan(
+        (),
+        (),
+        (PrefillChunk(0, 0, tokens, is_last=True),),
+        tuple((0, index, 1 + index) for index in range(pages)),
+        (Admitted(0, SamplingParams(9), tokens),),
+        makes_drafts=drafts > 0,
+        draft_bounds=(length + drafts,) if drafts else (),
+    )
+    times = list[float]()
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        pending = engine.sample(engine.forward(plan))
+        pending.wait()
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times[2:])
+
+
+def measure(engine: Engine, args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """Returns the rows of decode steps and those of prompts."""
+    drafts = engine.capacity.num_drafts
+    prompts = [
+        {"drafts": drafts, "tokens": length, "ms": measure_prompt(engine, length)}
+        for length in args.prompts
+    ]
+    wrong = None
+    if drafts:
+        wrong = WrongDrafts(engine, args.steps + WARM_UP)
+        engine.drafter = wrong  # type: ignore[assignment]
+    rows = list[Row]()
+    for acceptance in args.acceptance if wrong else [0.0]:
+        for share in args.undrafted if wrong else [0.0]:
+            for size in args.batch_size:
+                undrafted = round(share * size)
+                if share and not 0 < undrafted < size:
+                    continue
+                if wrong is not None:
+                    wrong.set_acceptance(acceptance)
+                found = measure_decode(engine, size, undrafted, args)
+                row = {"batch_size": size, "drafts": drafts, "acceptance": acceptance}
+                rows.append(row | ({"undrafted": undrafted} if share else {}) | found)
+    return rows, prompts
+
+
+def compare(rows: list[Row], prompts: list[Row]) -> None:
+    """Adds the ratios of times without drafts to those with them, and rounds all numbers."""
+    decode = {row["batch_size"]: row["tpot_ms"] for row in rows if not row["drafts"]}
+    prompt = {row["tokens"]: row["ms"] for row in prompts if not row["drafts"]}
+    for row in rows:
+        if before := decode.get(row["batch_size"]):
+            row["speed_up"] = before / row["tpot_ms"]
+            if row.get("undrafted"):
+                row["undrafted_speed_up"] = before / row["step_ms"]
+    for row in prompts:
+        if before := prompt.get(row["tokens"]):
+            row["ratio"] = row["ms"] / before
+    for row in rows + prompts:
+        row.update({n: round(v, 3) for n, v in row.items() if isinstance(v, float)})
 
 
 def main() -> None:
     args, config = parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
-    rows: list[dict[str, Any]] = []
-    without: dict[int, float] = {}
+    rows, prompts = list[Row](), list[Row]()
     for drafts in sorted(args.drafts):
-        settings: dict[str, Any] = {"speculative_algorithm": "NEXTN"} if drafts else {}
-        engine = load_engine(replace(config, **settings, speculative_num_steps=drafts))
-        wrong = None
         if drafts:
-            wrong = WrongDrafts(engine, args.steps + WARM_UP)
-            engine.drafter = wrong  # type: ignore[assignment]
-        for acceptance in args.acceptance if drafts else [0.0]:
-            for size in args.batch_size:
-                if wrong is not None:
-                    wrong.set_acceptance(acceptance)
-                found = measure(engine, size, args)
-                if not drafts:
-                    without[size] = found["tpot_ms"]
-                row = {"batch_size": size, "drafts": drafts, "acceptance": acceptance} | {
-                    name: round(value, 3) for name, value in found.items()
-                }
-                if size in without:
-                    row["speed_up"] = round(without[size] / found["tpot_ms"], 3)
-                rows.append(row)
-        del engine, wrong
-    print("drafts  acceptance  batch  step ms  tokens a step  TPOT ms  speed-up")
-    for row in rows:
-        print(
-            f"{row['drafts']:6d} {row['acceptance']:11.2f} {row['batch_size']:6d} {row['step_ms']:8.3f} "
-            f"{row['tokens']:14.2f} {row['tpot_ms']:8.3f} {row.get('speed_up', 0):9.2f}"
-        )
+            kind = config.speculative_algorithm
+            settings = replace(
+                config,
+                speculative_algorithm="NEXTN" if kind == "none" else kind,
+                speculative_num_steps=drafts,
+            )
+        else:
+            settings = replace(
+                config, speculative_algorithm="none", speculative_draft_model_path=""
+            )
+        engine = load_engine(settings)
+        of_decode, of_prompts = measure(engine, args)
+        rows += of_decode
+        prompts += of_prompts
+        del engine
+        gc.collect()
+        torch.cuda.empty_cache()
+    compare(rows, prompts)
+    for row in rows + prompts:
+        print("  ".join(f"{name} {value:g}" for name, value in row.items()))
     sizes = {"input_len": args.input_len, "steps": args.steps}
-    record("speculation", {"config": sizes | config.settings(), "rows": rows}, args.out)
+    result = {"config": sizes | config.settings(), "rows": rows}
+    record("speculation", result | ({"prompts": prompts} if prompts else {}), args.out)
 
 
 if __name__ == "__main__":
