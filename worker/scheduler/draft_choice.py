@@ -3,30 +3,41 @@
 A step with drafts takes longer: by the verified rows, and by the drafter. How much depends on the device, the model and the
 batch; how many tokens it gives depends on the text. So both are measured while the worker serves. A draft changes no token,
 and neither does this choice.
+
+The choice keeps an account of the time that drafts have won or lost, in steps without drafts. A step with drafts pays in its
+tokens, and draws its time. Steps go on with drafts while there is something left. When it is spent, each step without drafts
+pays in a small share of its time, until that suffices for another trial: the text may have changed. So drafts lose no more
+than this share and the first stake, for any text, and a trial that loses much is short.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Steps without drafts that are measured first, and steps with drafts before a decision.
-LEARNT, TRIED = 8, 24
-# Steps without drafts after a trial that did not pay. They double from trial to trial, so that trials take little time in all;
-# the text may change, so there are always further ones.
-SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096
+# Steps without drafts that are measured before the first ones with drafts, and again after so many of these: requests grow
+LEARNT, RELEARNT_AFTER = 8, 1024
+# In steps without drafts: the stake of a trial, about four steps with drafts that are all wrong; and the most that drafts may
+# have won, since they would go on for as long after a change of the text
+STAKE, MOST_WON = 6.0, 24.0
+# Share of the time without drafts that trials may lose. Half of it would find a change of the text half as fast
+ALLOWANCE = 0.01
 _SMOOTHING = 0.2
 
 
 @dataclass(slots=True)
 class _Range:
-    """Decode steps of a range of batch sizes. Times are smoothed, and 0 before the first."""
+    """Decode steps of a range of batch sizes."""
 
-    plain_s: float = 0.0
-    with_drafts_s: float = 0.0
-    tokens: float = 0.0  # of a request with drafts in a step
-    tried: int = 0  # steps of the current trial
-    pause: int = SHORTEST_PAUSE  # after the next trial that does not pay
-    left: int = LEARNT  # steps without drafts until the next trial
+    plain_s: float = 0.0  # smoothed time of a step without drafts; 0 before the first
+    account: float = STAKE
+    has_drafts: bool = True
+    left: int = LEARNT  # steps without drafts, to measure them
+    drafted: int = 0  # steps with drafts since they were measured
+
+    def pay(self, gain: float) -> None:
+        """Pays in `gain`, which may be negative. One slow step must not decide."""
+        self.account = min(self.account + max(gain, -STAKE / 2), MOST_WON)
+        self.has_drafts = self.has_drafts and self.account > 0
 
 
 class DraftChoice:
@@ -38,30 +49,28 @@ class DraftChoice:
     def wants(self, requests: int) -> bool:
         """Returns whether the next step, of so many decoding requests, is to have drafts."""
         found = self._of(requests)
+        if found.has_drafts and found.drafted >= RELEARNT_AFTER:
+            found.left, found.drafted = LEARNT, 0
         if found.left:
             found.left -= 1
             return False
-        return True
+        return found.has_drafts
 
     def learn_plain(self, requests: int, seconds: float) -> None:
-        """Learns from a step that neither verified nor made drafts."""
+        """Learns from a step that neither verified nor made drafts, and followed one that made none."""
         found = self._of(requests)
         found.plain_s = _smoothed(found.plain_s, seconds)
+        if not found.has_drafts:
+            found.account += ALLOWANCE
+            found.has_drafts = found.account >= STAKE
 
     def learn(self, requests: int, seconds: float, tokens: float) -> None:
-        """Learns from a step that verified drafts, and gave `tokens` to a request with drafts."""
+        """Learns from a step that verified or made drafts, or followed one that made them, and gave `tokens` to a
+        request."""
         found = self._of(requests)
-        found.with_drafts_s = _smoothed(found.with_drafts_s, seconds)
-        found.tokens = _smoothed(found.tokens, tokens)
-        found.tried += 1
-        if found.tried < TRIED or not found.plain_s:
-            return
-        if found.with_drafts_s > found.tokens * found.plain_s:
-            self._ranges[requests.bit_length()] = _Range(
-                found.plain_s, pause=min(2 * found.pause, LONGEST_PAUSE), left=found.pause
-            )
-        else:
-            found.pause = SHORTEST_PAUSE
+        found.drafted += 1
+        if found.plain_s:
+            found.pay(tokens - seconds / found.plain_s)
 
     def _of(self, requests: int) -> _Range:
         return self._ranges.setdefault(requests.bit_length(), _Range())

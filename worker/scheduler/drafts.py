@@ -30,6 +30,7 @@ class DraftPolicy:
         self._max_requests = max_requests
         self._choice = choice
         self._has_made = False  # the last step that computed a request which takes drafts
+        self._had_made = False  # the last step that was learnt from
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
         """Returns the drafts of the step with these requests. Each step calls it once."""
@@ -48,11 +49,12 @@ class DraftPolicy:
     def learn(self, step: Step, result: StepResult) -> None:
         """Learns from the time of a step, and from the tokens that it gave."""
         plan, requests = step.plan, len(step.plan.decode_slots)
+        # The device makes the drafts of a step within the time of the next one
+        follows_drafts, self._had_made = self._had_made, plan.makes_drafts
         if self._choice is None or result.seconds is None or not requests or plan.chunks:
             return
-        if not plan.num_drafts:
-            if not plan.makes_drafts:
-                self._choice.learn_plain(requests, result.seconds)
+        if not (plan.num_drafts or plan.makes_drafts or follows_drafts):
+            self._choice.learn_plain(requests, result.seconds)
             return
         given = [
             len(tokens)
