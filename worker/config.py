@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mla_router.worker.core import TreeShape
 from mla_router.worker.settings import MIN_DIST_KEY, ConfigError, Settings
 
 __all__ = ["SMALL_MODEL", "ConfigError", "WorkerConfig", "secrets_of_environment"]
@@ -24,6 +25,9 @@ _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "
 
 # Drafts of speculative decoding, unless a flag says otherwise: as SGLang for DeepSeek's models
 _NUM_DRAFTS = 3
+# Rows of a request whose drafts are a tree: as SGLang for Llama
+_TREE_NODES = 8
+_MOST_NODES = 64  # an int64 has a bit for each
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
@@ -83,7 +87,9 @@ class WorkerConfig(Settings):
             raise ConfigError(
                 f"{flag} EAGLE: give --speculative-draft-model-path, the folder of the draft head"
             )
-        if rows and rows != self.num_drafts + 1:
+        if self.speculative_eagle_topk > 1:
+            self._check_tree(flag)
+        elif rows and rows != self.num_drafts + 1:
             raise ConfigError(
                 f"--speculative-num-draft-tokens {rows}: must be --speculative-num-steps + 1, {self.num_drafts + 1}; or "
                 f"leave it out"
@@ -99,9 +105,48 @@ class WorkerConfig(Settings):
                     f"{flag} {self.speculative_algorithm}: not with {other}; leave one of the two out"
                 )
 
+    def _check_tree(self, flag: str) -> None:
+        tree, topk = self.tree, f"--speculative-eagle-topk {self.speculative_eagle_topk}"
+        assert tree is not None, "trees are on"
+        if self.speculative_algorithm != "EAGLE":
+            raise ConfigError(
+                f"{topk}: trees need {flag} EAGLE; with {self.speculative_algorithm} leave it out"
+            )
+        if self.attention_backend == "flashinfer":
+            raise ConfigError(f"{topk}: not with --attention-backend flashinfer")
+        if self.kv_cache_dtype != "auto":
+            raise ConfigError(f"{topk}: not with --kv-cache-dtype {self.kv_cache_dtype}")
+        most = min(tree.candidates + 1, _MOST_NODES)
+        if not 2 <= tree.nodes <= most:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {tree.nodes}: from 2 to {most} with {topk} and "
+                f"--speculative-num-steps {tree.depth}"
+            )
+        if tree.expanded > _MOST_NODES:
+            raise ConfigError(
+                f"{topk}: times one less than --speculative-num-steps {tree.depth} must be at most {_MOST_NODES}"
+            )
+
+    @property
+    def tree(self) -> TreeShape | None:
+        """The trees of drafts; None: drafts are a chain, or there are none."""
+        topk, depth = self.speculative_eagle_topk, self.num_drafts
+        if topk == 1 or not depth:
+            return None
+        candidates = topk + (depth - 1) * topk**2
+        nodes = self.speculative_num_draft_tokens or min(_TREE_NODES, candidates + 1)
+        slots = min(self.speculative_max_bs, self.max_running_requests)
+        return TreeShape(topk, depth, nodes, slots)
+
+    @property
+    def rows_per_decode(self) -> int:
+        """Rows of a request in a step that verifies drafts."""
+        tree = self.tree
+        return 1 + self.num_drafts if tree is None else tree.nodes
+
     @property
     def num_drafts(self) -> int:
-        """Drafts of a request in each step."""
+        """Most drafts of a request that a step accepts."""
         if self.speculative_algorithm == "none":
             return 0
         return self.speculative_num_steps or _NUM_DRAFTS

@@ -155,6 +155,7 @@ class RowKind(IntEnum):
     EXTEND = 1  # a token of a chunk: the host knows both
     IDLE = 2  # padding of a CUDA graph
     DRAFT = 3  # a draft of its slot, as many positions behind the last sampled token: both are on the device
+    NODE = 4  # a node of its slot's tree of drafts, whose root is the last sampled token (`engine/speculation/tree.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,8 @@ class StepPlan:
     group: GroupStep | None = None  # with DP attention
     # Speculative decoding: a decode slot has a row for its last token, then rows for so many drafts
     num_drafts: int = 0
+    # Rows of a decode slot whose drafts are a tree, of that depth, its root included; 0: they are a chain
+    tree_nodes: int = 0
     # Whether the step makes drafts for the next one
     makes_drafts: bool = False
     # Then for each of `sampled_slots`: most tokens in the drafter's KV cache after this step; 0 for requests without drafts
@@ -186,6 +189,11 @@ class StepPlan:
 
     @property
     def rows_per_decode(self) -> int:
+        return self.tree_nodes or self.tokens_per_decode
+
+    @property
+    def tokens_per_decode(self) -> int:
+        """Most tokens that the step gives to a decode slot."""
         return 1 + self.num_drafts
 
     @property
@@ -203,7 +211,10 @@ class StepPlan:
     def row_kinds(self, size: int) -> bytes:
         """Returns the `RowKind` of each of `size` rows, padding included, as a byte."""
         decodes, tokens = self.num_decode_rows, self.num_tokens
-        of_slot = bytes((RowKind.DECODE,)) + bytes((RowKind.DRAFT,)) * self.num_drafts
+        if self.tree_nodes:
+            of_slot = bytes((RowKind.NODE,)) * self.tree_nodes
+        else:
+            of_slot = bytes((RowKind.DECODE,)) + bytes((RowKind.DRAFT,)) * self.num_drafts
         return (
             of_slot * len(self.decode_slots)
             + bytes((RowKind.EXTEND,)) * (tokens - decodes)
@@ -272,6 +283,31 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeShape:
+    """The trees of drafts of speculative decoding (`engine/speculation/tree.py`)."""
+
+    topk: int  # nodes of a depth that are expanded, and children of each
+    depth: int  # most drafts behind each other
+    nodes: int  # of a tree that is verified, its root included
+    slots: int  # most slots of a step with drafts
+
+    @property
+    def candidates(self) -> int:
+        """Nodes among which those of a tree are chosen."""
+        return self.topk + (self.depth - 1) * self.topk**2
+
+    @property
+    def expanded(self) -> int:
+        """Nodes over which the drafter runs, for a slot."""
+        return (self.depth - 1) * self.topk
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows of the KV cache for the nodes of a step, behind the pages of the requests."""
+        return self.slots * max(self.nodes, self.expanded)
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Sizes of an engine, fixed at start-up."""
 
@@ -284,6 +320,7 @@ class Capacity:
     image_tiles: int = 1  # most tiles of one batch of the vision tower
     # Of the layers that have pages of their own (`kv_cache/spec.py`), in tokens. A page is then of either kind of layers
     window: int | None = None
+    tree: TreeShape | None = None  # of drafts; None: they are a chain, or there are none
 
     @property
     def page_kinds(self) -> int:
@@ -292,8 +329,23 @@ class Capacity:
 
     @property
     def num_drafts(self) -> int:
-        """Most drafts that a decode slot verifies in one step."""
+        """Most drafts of a decode slot that one step accepts."""
         return self.tokens_per_row - 1
+
+    @property
+    def tree_nodes(self) -> int:
+        """`StepPlan.tree_nodes` of a step that verifies drafts."""
+        return 0 if self.tree is None else self.tree.nodes
+
+    @property
+    def rows_per_decode(self) -> int:
+        """Rows of a decode slot in a step that verifies drafts."""
+        return self.tree_nodes or self.tokens_per_row
+
+    @property
+    def tree_pages(self) -> int:
+        """Pages of the KV cache, behind those of requests, for the nodes of the trees of one step."""
+        return 0 if self.tree is None else -(-self.tree.cache_rows // self.page_size)
 
     @property
     def longest_row(self) -> int:

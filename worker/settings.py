@@ -363,16 +363,24 @@ class Settings:
     )
     speculative_num_steps: int = _flag(
         0,
-        "drafts of a request in each step; 0: 3 with --speculative-algorithm, in steps of batch sizes for which drafts pay by "
+        "drafts of a request behind each other in each step; 0: 3 with --speculative-algorithm, in steps of batch sizes for which drafts pay by "
         "measured times, and none in other steps",
         low=0,
         high=7,
     )
     speculative_num_draft_tokens: int = _flag(
-        0, "rows of a request in each step: one more than --speculative-num-steps, or 0", low=0
+        0,
+        "rows of a request in each step: without trees one more than --speculative-num-steps, or 0; with trees the nodes that are "
+        "verified, the last token included, or 0 for 8",
+        low=0,
+        high=64,
     )
     speculative_eagle_topk: int = _flag(
-        1, "drafts beside each other; only 1, a chain, is supported", choices=(1,)
+        1,
+        "1: drafts are a chain; more: with EAGLE they are a tree of the depth --speculative-num-steps, of which in each depth so "
+        "many nodes are expanded into so many children each (EAGLE-2)",
+        low=1,
+        high=16,
     )
     speculative_max_bs: int = _flag(
         128,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,35 @@ class PaperEagle:
         features = self.llama.model(ids).last_hidden_state
         found = []
         for depth in range(2):
-            following = self.llama.model.embed_tokens(ids[:, depth + 1 :])
-            joined = functional.linear(
-                torch.cat((following, features[:, :-1]), dim=-1),
-                self.tensors["fc.weight"],
-                self.tensors.get("fc.bias"),
-            )
-            positions = torch.arange(joined.shape[1])[None]
-            out = self.layer(
-                joined,
-                position_ids=positions,
-                position_embeddings=self.llama.model.rotary_emb(joined, positions),
-                attention_mask=torch.full((1, 1, *[joined.shape[1]] * 2), -torch.inf)
-                .triu(1)
-                .double(),
-            )
-            features = out[0] if isinstance(out, tuple) else out
+            features = self._following(ids[:, depth + 1 :], features[:, :-1])
             found.append(self.llama.lm_head(features)[0].log_softmax(dim=-1))
         return found
+
+    @torch.no_grad()
+    def behind(self, tokens: list[int], path: Sequence[int]) -> Tensor:
+        """Returns [vocab]: the log-shares of drafts behind `tokens`, of whose last one the model has no features yet, and
+        the drafts of `path`."""
+        known = torch.tensor(tokens)[None]
+        features = self.llama.model(known[:, :-1]).last_hidden_state
+        for depth in range(len(path) + 1):
+            ids = torch.cat((known, torch.tensor([[*path[:depth]]], dtype=torch.int64)), dim=1)
+            own = self._following(ids[:, 1:], features)
+            features = torch.cat((features, own[:, -1:]), dim=1)
+        return self.llama.lm_head(own[0, -1]).log_softmax(dim=-1)
+
+    def _following(self, ids: Tensor, features: Tensor) -> Tensor:
+        """Returns the features [1, n, hidden] that the head makes of `features`, and of the tokens `ids` [1, n] behind
+        them."""
+        joined = functional.linear(
+            torch.cat((self.llama.model.embed_tokens(ids), features), dim=-1),
+            self.tensors["fc.weight"],
+            self.tensors.get("fc.bias"),
+        )
+        positions = torch.arange(joined.shape[1])[None]
+        out = self.layer(
+            joined,
+            position_ids=positions,
+            position_embeddings=self.llama.model.rotary_emb(joined, positions),
+            attention_mask=torch.full((1, 1, *[joined.shape[1]] * 2), -torch.inf).triu(1).double(),
+        )
+        return out[0] if isinstance(out, tuple) else out

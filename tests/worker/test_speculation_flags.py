@@ -7,6 +7,13 @@ from typing import Any
 import pytest
 
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.core import TreeShape
+
+TREES = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_draft_model_path": "x",
+    "speculative_eagle_topk": 4,
+}
 
 
 @pytest.mark.parametrize(
@@ -16,6 +23,7 @@ from mla_router.worker.config import ConfigError, WorkerConfig
         ({"speculative_algorithm": "NEXTN"}, 3),
         ({"speculative_algorithm": "NEXTN", "speculative_num_draft_tokens": 4}, 3),
         ({"speculative_algorithm": "NEXTN", "speculative_num_steps": 1}, 1),
+        ({**TREES, "speculative_num_steps": 2}, 2),
     ],
 )
 def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
@@ -30,7 +38,13 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
         ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN or EAGLE"),
         ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN or EAGLE"),
         ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
-        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: choose one of"),
+        ({"speculative_eagle_topk": 17}, "--speculative-eagle-topk 17: "),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: trees need .* EAGLE"),
+        ({**TREES, "speculative_num_draft_tokens": 38}, "-tokens 38: from 2 to 37 with"),
+        ({**TREES, "speculative_num_draft_tokens": 1}, "-tokens 1: from 2 to 37 with"),
+        ({**TREES, "speculative_num_steps": 7, "speculative_eagle_topk": 16}, "at most 64"),
+        ({**TREES, "attention_backend": "flashinfer"}, "not with --attention-backend flash"),
+        ({**TREES, "kv_cache_dtype": "fp8_e4m3"}, "not with --kv-cache-dtype fp8_e4m3"),
         ({"tp_size": 2}, "not with --tp-size"),
         ({"tp_size": 2, "attn_dp_size": 2}, "not with --enable-dp-attention"),
         ({"enable_flashinfer_mla": True}, "not with --enable-flashinfer-mla"),
@@ -41,3 +55,11 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     algorithm = {} if message.endswith("NEXTN or EAGLE") else {"speculative_algorithm": "NEXTN"}
     with pytest.raises(ConfigError, match=message):
         WorkerConfig(**{**algorithm, **settings})
+
+
+def test_trees() -> None:
+    assert WorkerConfig(**TREES).tree == TreeShape(4, 3, 8, 128)
+    few = WorkerConfig(**TREES, speculative_num_steps=1, max_running_requests=9)
+    assert (few.tree, few.rows_per_decode) == (TreeShape(4, 1, 5, 9), 5)
+    wide = WorkerConfig(**TREES, speculative_num_steps=5, speculative_num_draft_tokens=32)
+    assert (wide.num_drafts, wide.rows_per_decode) == (5, 32)

@@ -52,6 +52,8 @@ def plan_capacity(
         free, total = torch.cuda.mem_get_info(device)
         outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
         fitting = max(0, int(free - outside)) * kinds // token_bytes
+        if tree := config.tree:
+            fitting = max(0, fitting - tree.cache_rows - config.page_size)
         tokens = min(kinds * config.max_total_tokens or fitting, fitting)
     if group is not None:
         tokens = int(group.all_gather(torch.tensor([tokens], device=device), 0).min())
@@ -69,6 +71,7 @@ def plan_capacity(
         window=window,
         **image_sizes(device, context_length, takes_images=takes_images),
         tokens_per_row=1 + config.num_drafts,
+        tree=config.tree,
     )
     longest = min(context_length, capacity.max_total_tokens)
     logger.info(

@@ -80,6 +80,7 @@ class Engine:
             capacity.page_size,
             device,
             own_windows=capacity.window is not None,
+            tree_pages=capacity.tree_pages,
         )
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(
@@ -153,7 +154,7 @@ class Engine:
     @torch.inference_mode()
     def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> AsyncCopy:
         plan, slots = forward.plan, self.slots
-        tokens = self._copies.tokens(len(forward.slots), plan.rows_per_decode)
+        tokens = self._copies.tokens(len(forward.slots), plan.tokens_per_decode)
         sampled = self.sampler.sample(
             forward.logits,
             forward.slots,
@@ -162,12 +163,13 @@ class Engine:
             lengths=slots.lengths,
             last_token=slots.last_token,
             drafts=slots.drafts,
+            trees=None if slots.tree is None else slots.tree.trees,
             out=tokens,
         )
         pending = self._copies.start(
             plan, tokens, sampled.logprobs, forward.prompt_logprobs, began=forward.began
         )
-        if self.drafter is not None and plan.makes_drafts:
+        if self.drafter is not None and (plan.makes_drafts or plan.tree_nodes):
             of_rows = slots.last_token[forward.slots] if sampled.tokens is None else sampled.tokens
             self.drafter.draft(
                 DraftStep(
@@ -177,6 +179,7 @@ class Engine:
                     forward.rows,
                     of_rows,
                     sampled.last,
+                    sampled.path,
                     forward.source,
                 )
             )

@@ -93,9 +93,21 @@ class _Steps:
 
     def decode(self, before: int) -> None:
         """Runs a step with a decode row after `before` tokens, and with its drafts."""
-        most = self._engine.capacity.num_drafts
+        capacity = self._engine.capacity
+        most, nodes = capacity.num_drafts, capacity.tree_nodes
         bound = min(before + 1 + most, self.longest)
-        self._run(StepPlan((0,), (bound,), (), (), (), num_drafts=most, **self._drafts(bound)))
+        self._run(
+            StepPlan(
+                (0,),
+                (bound,),
+                (),
+                (),
+                (),
+                num_drafts=most,
+                tree_nodes=nodes,
+                **self._drafts(bound),
+            )
+        )
 
     def _drafts(self, bound: int) -> dict[str, Any]:
         """Returns the fields of a plan that makes drafts, if the engine makes any, behind at most `bound` tokens."""

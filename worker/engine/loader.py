@@ -16,8 +16,10 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
-from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
+from mla_router.worker.engine.speculation.chain import NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
+from mla_router.worker.engine.speculation.extension import DraftLayer
+from mla_router.worker.engine.speculation.tree import NewTree
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
@@ -70,6 +72,10 @@ def load_engine(
         kv_cache_dtype=kv_cache_dtype,
         with_drafts=config.num_drafts > 0,
     )
+    if config.tree is not None and device.type != "cpu":
+        raise ConfigError(
+            f"--speculative-eagle-topk {config.speculative_eagle_topk}: trees need device cpu"
+        )
     placement = choose_placement(config, whole)
     sizes = choose_graph_sizes(config, device, attention, groups)
     model = load_model(
@@ -114,6 +120,7 @@ def load_engine(
         window=own_window(model.config.kv_cache_specs(kv_cache_dtype)),
         **image_sizes(device, context_length, takes_images=takes_images),
         tokens_per_row=1 + config.num_drafts,
+        tree=config.tree,
     )
     working = measure_working_memory(
         model,
@@ -169,13 +176,16 @@ def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
     except ModelError as error:
         raise ConfigError(f"{flag}: {error}") from error
     logger.info(
-        "%s: %s makes %d drafts a request, in steps of at most %d requests%s",
+        "%s: %s makes %d drafts a request%s, in steps of at most %d requests%s",
         flag,
         config.speculative_draft_model_path or "the layer for multi-token prediction",
         config.num_drafts,
+        f" behind each other, trees of {config.rows_per_decode} nodes" if config.tree else "",
         config.speculative_max_bs,
         ", where they pay by measured times" if config.chooses_drafts else "",
     )
+    if config.tree is not None:
+        return NewTree(layer, config.tree)
     return NewChain(layer, config.num_drafts)
 
 
@@ -258,7 +268,7 @@ def choose_graph_sizes(
         piecewise=prompts,
         prefill=() if without_prefill else prompts,
         compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
-        verify=[(1 + config.num_drafts) * size for size in batches],
+        verify=[config.rows_per_decode * size for size in batches],
         drafts=batches,
     )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, RowKind, StepPlan
+from mla_router.worker.engine.speculation.tree_state import TreeState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
     look_up,
@@ -34,9 +35,10 @@ class SlotState:
         self._lengths_at = slots * pages
         self.idle_slot = capacity.num_slots
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
-        # [slots, most drafts], of the tokens behind the last one
-        drafts = max(1, capacity.num_drafts)
+        # [slots, most drafts], of the tokens behind the last one; or those of the nodes of `tree`, without its root
+        drafts = max(1, capacity.rows_per_decode - 1)
         self.drafts = torch.zeros(slots, drafts, dtype=torch.int64, device=device)
+        self.tree = None if capacity.tree is None else TreeState(capacity, device)
         # Page table and lengths are one tensor, so that one launch writes both
         self._numbers = torch.zeros(slots * (pages + 1), dtype=torch.int32, device=device)
         tables = self._numbers[: self._lengths_at].view(slots, pages)
@@ -68,9 +70,12 @@ class SlotState:
         """Returns the out_cache_loc [rows] int64 of a prompt with slot and length `prompt` [2] int64."""
         return prompt_out_cache_loc(self.page_table, prompt, rows, page_size=self._page_size)
 
-    def look_up(self, rows: Tensor, kinds: Tensor, into: LookedUp | None = None) -> LookedUp:
-        """Looks up the inputs of `rows` [3, B] int64, slots, lengths and tokens, of `kinds` [B] int8."""
-        return look_up(
+    def look_up(
+        self, rows: Tensor, kinds: Tensor, into: LookedUp | None = None, queries: int = 1
+    ) -> LookedUp:
+        """Looks up the inputs of `rows` [3, B] int64, slots, lengths and tokens, of `kinds` [B] int8. The first ones may be
+        rows of decode slots, `queries` of each."""
+        found = look_up(
             rows,
             kinds,
             self.last_token,
@@ -80,6 +85,10 @@ class SlotState:
             page_size=self._page_size,
             into=into,
         )
+        if self.tree is not None and queries > 1:
+            state = self.last_token, self.drafts, self.lengths
+            self.tree.look_up(rows, kinds, *state, found)
+        return found
 
     def window_cache_loc(self, rows: LookedUp) -> Tensor | None:
         """Returns the out_cache_loc of `rows` in layers that have window pages; None without such layers."""

@@ -121,7 +121,7 @@ def launch_steps(
             if engine.drafter is not None:
                 engine.drafter.launch(rows, output.hidden_states, 1)
     for size in sizes.verify:
-        rows, queries = engine.slots.idle_rows(size), engine.capacity.tokens_per_row
+        rows, queries = engine.slots.idle_rows(size), engine.capacity.rows_per_decode
         with capture():
             output = forward.decode(rows, queries)
             if engine.drafter is not None:

@@ -247,4 +247,4 @@ def _draft_plans(capacity: Capacity) -> list[StepPlan]:
     if not capacity.num_drafts:
         return []
     plan = _mixed_plan(capacity, _GREEDY, [1], 0, 1)
-    return [replace(plan, num_drafts=capacity.num_drafts)]
+    return [replace(plan, num_drafts=capacity.num_drafts, tree_nodes=capacity.tree_nodes)]

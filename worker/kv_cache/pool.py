@@ -25,15 +25,17 @@ class KVCachePool:
         device: torch.device,
         *,
         own_windows: bool = False,
+        tree_pages: int = 0,
     ) -> None:
         """Allocates `num_pages` usable pages, numbered from 1, and page 0, which no request owns: unused entries of the
-        page table point to it. `own_windows`: layers with a window have pages of their own."""
+        page table point to it. `own_windows`: layers with a window have pages of their own. `tree_pages`: further ones
+        behind those of requests (`Capacity.tree_pages`)."""
         self.specs = tuple(specs)
         self.num_pages = num_pages
         self.page_size = page_size
 
         def zeros(spec: KVCacheSpec) -> torch.Tensor:
-            shape = num_pages + 1, page_size, spec.width
+            shape = num_pages + 1 + tree_pages, page_size, spec.width
             return torch.zeros(shape, dtype=spec.dtype, device=device)
 
         assert not own_windows or own_window(self.specs) is not None, f"{self.specs}"
@@ -41,7 +43,7 @@ class KVCachePool:
         self.tensors = [zeros(spec) for spec in owners]
         others = iter(self.tensors)
         windowed = iter(self.tensors) if own_windows else others
-        # By layer: [num_pages + 1, page_size, width]
+        # By layer: [num_pages + 1 + tree_pages, page_size, width]
         self.layers = tuple(
             next(others if spec.window is None else windowed) for spec in self.specs
         )

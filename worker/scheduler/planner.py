@@ -198,6 +198,7 @@ class Planner:
                 for r in admitted
             ),
             num_drafts=drafts.verified,
+            tree_nodes=self.memory.capacity.tree_nodes if drafts.verified else 0,
             makes_drafts=drafts.made,
             draft_bounds=tuple(draft_bounds),
         )

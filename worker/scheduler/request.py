@@ -323,7 +323,7 @@ class Request:
 
     def tokens_in(self, plan: StepPlan) -> int:
         """Returns the most tokens of its decode slot in a step."""
-        return min(self.tokens_per_row, plan.rows_per_decode)
+        return min(self.tokens_per_row, plan.tokens_per_decode)
 
     def take_decode(self, most: int) -> int:
         """Counts one decode step of at most `most` tokens as launched. Returns its `decode_bound`."""

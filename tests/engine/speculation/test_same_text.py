@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from mla_router.worker.config import SMALL_MODEL, WorkerConfig
-from mla_router.worker.core import Logprobs, SamplingParams
-from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.messages import Generate, Stats, ToScheduler
-from support.random_requests import random_script
-from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.core import SamplingParams
+from mla_router.worker.messages import Generate, ToScheduler
+from support.drafted_runs import NOISE_ALONE, engine_of, mixed_script, outcome_of
 from support.tiny_eagle import write_tiny_eagle
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.tiny_mtp import export_nextn, write_tiny_mtp
-
-# At this temperature a token is the noise of its position, which the drafter draws as well
-NOISE_ALONE = 1e6
-PAGE_SIZE = 16
-
-
-@dataclass
-class Outcome:
-    stats: Stats
-    tokens: dict[str, list[int]]
-    reasons: dict[str, str]
-    logprobs: dict[str, list[float]] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -40,55 +21,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mtp") / "model"
     write_tiny_mtp(path, 1, **CONFIGS["v3"])
     return path
-
-
-def engine_of(folder: Path, drafts: int, pages: int = 120, **settings: Any) -> Engine:
-    if drafts:
-        nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
-        settings = nextn | settings
-    return load_engine(
-        WorkerConfig(
-            model_path=str(folder),
-            device="cpu",
-            max_total_tokens=pages * PAGE_SIZE,
-            max_running_requests=6,
-            **settings,
-        )
-    )
-
-
-def mixed_script(seed: int, count: int) -> dict[int, list[ToScheduler]]:
-    """Returns random requests: a third with any features, a third greedy, a third that the noise alone decides."""
-    rng = random.Random(seed)
-    script = random_script(seed, count, aborts=False)
-    for messages in script.values():
-        for at, message in enumerate(messages):
-            assert isinstance(message, Generate)
-            kind, old = rng.randrange(3), message.sampling
-            if kind == 0:
-                continue
-            plain = SamplingParams(old.max_tokens, stop_token_ids=old.stop_token_ids)
-            if kind == 1:
-                plain = SamplingParams(20, temperature=NOISE_ALONE, seed=old.seed)
-            messages[at] = msgspec.structs.replace(message, sampling=plain)
-    return script
-
-
-def outcome_of(script: dict[int, list[ToScheduler]], engine: Engine, **how: Any) -> Outcome:
-    rids = [m.rid for some in script.values() for m in some if isinstance(m, Generate)]
-    vocab_size = engine.model.config.vocab_size
-    ran: Run = run(script, engine=engine, capacity=engine.capacity, vocab_size=vocab_size, **how)
-    stats = ran.scheduler.stats()
-    assert_nothing_is_allocated(ran)
-    found = Outcome(
-        stats,
-        {rid: ran.channel.tokens(rid) for rid in rids},
-        {rid: ran.channel.reason(rid) for rid in rids},
-    )
-    for rid, deltas in ran.channel.deltas().items():
-        scored = [delta.logprobs for delta in deltas if isinstance(delta.logprobs, Logprobs)]
-        found.logprobs[rid] = [number for some in scored for number in some.logprobs]
-    return found
 
 
 @pytest.mark.parametrize(

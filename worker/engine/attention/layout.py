@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.config.attention_spec import AttentionSpec
 
@@ -45,6 +46,9 @@ class StepLayout:
     # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels may read
     # the cache once for all of them. Idle rows may have any length; their results are not used.
     queries_per_slot: int = 1
+    # Speculative decoding with trees: these rows are nodes. They have equal lengths, of the tokens in front of the root, and
+    # attend to some of the keys of nodes as well
+    tree: TreeTail | None = None
 
     def of_windows(self) -> StepLayout:
         """Returns the layout for layers with a window, which may have pages of their own."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
+from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, from_cache
@@ -71,6 +72,7 @@ class TorchAttention:
         self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
     ) -> Tensor:
         layout = self.layout
+        assert layout.tree is None, "trees are refused for MLA"
         return mla_decode_torch(
             q_latent,
             q_pe,
@@ -104,6 +106,19 @@ class TorchAttention:
         self, q: Tensor, cache: Tensor, out: Tensor, *, scales: KVScales = UNSCALED
     ) -> None:
         layout = self.layout
+        if layout.tree is not None:
+            gqa_tree_decode_torch(
+                q,
+                cache,
+                layout.page_table,
+                layout.decode_slots,
+                layout.decode_lengths,
+                layout.tree,
+                out,
+                max_length=layout.max_decode_length,
+                scale=self._scale,
+            )
+            return
         gqa_decode_torch(
             q,
             cache,

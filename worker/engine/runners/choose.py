@@ -64,6 +64,8 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
 def fits_decode_graph(plan: StepPlan) -> bool:
     """Returns whether all rows, if any, can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
     logits are computed a slice at a time, outside of a graph."""
+    if plan.tree_nodes:  # the rows of such a graph attend to all tokens in front of them
+        return False
     tokens = extra_reads = 0
     for chunk in plan.chunks:
         if chunk.logprob_tokens:

@@ -40,7 +40,7 @@ class DecodeGraph:
     def replay(self, slots: SlotState, rows: Tensor, kinds: Tensor) -> HeadOutput:
         """Returns the output for `rows` [3, size] of `kinds` [size], as of `SlotState.look_up`. The next replay of any
         decode graph overwrites the output."""
-        slots.look_up(rows, kinds, self.looked_up)
+        slots.look_up(rows, kinds, self.looked_up, self.queries)
         self.graph.replay()
         return self.output
 

@@ -29,7 +29,7 @@ class EagerRunner:
         exchange = self._forward.exchange(plan)
         if exchange is not None and not plan.num_tokens:
             return self._forward.serve(exchange)
-        rows = self._forward.slots.look_up(inputs.rows, inputs.kinds)
+        rows = self._forward.slots.look_up(inputs.rows, inputs.kinds, queries=plan.rows_per_decode)
         batch = ForwardBatch(
             tokens=rows.tokens,
             positions=rows.positions,

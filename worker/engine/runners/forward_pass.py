@@ -13,6 +13,7 @@ from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.images import ImageStore
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.batch import ForwardBatch
@@ -39,6 +40,11 @@ class ForwardPass:
         self._no_lengths = self._no_slots.to(torch.int32)
 
     @property
+    def caches(self) -> Sequence[Tensor]:
+        """The KV cache of each layer, [pages, page_size, width], those of a drafter included."""
+        return self._caches
+
+    @property
     def device(self) -> torch.device:
         return self._no_slots.device
 
@@ -49,9 +55,13 @@ class ForwardPass:
         decode_lengths: Tensor | None = None,
         max_decode_length: int = 0,
         queries_per_slot: int = 1,
+        tree: TreeTail | None = None,
     ) -> StepLayout:
         """Returns the layout of a step with decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, by
-        default none, then `chunks`."""
+        default none, then `chunks`. `tree`: by default that of the nodes which the step verifies, if it verifies any."""
+        if tree is None and self.slots.tree is not None and queries_per_slot > 1:
+            assert decode_slots is not None, "nodes without slots"
+            tree = self.slots.tree.tail(len(decode_slots))
         return StepLayout(
             page_table=self.slots.page_table,
             page_size=self.capacity.page_size,
@@ -61,6 +71,7 @@ class ForwardPass:
             chunks=tuple(chunks),
             window_page_table=self.slots.window_page_table,
             queries_per_slot=queries_per_slot,
+            tree=tree,
         )
 
     def prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
@@ -98,11 +109,16 @@ class ForwardPass:
         return self.head(self.model(batch, self._caches))
 
     def decode_batch(
-        self, rows: LookedUp, queries: int = 1, longest: int | None = None
+        self,
+        rows: LookedUp,
+        queries: int = 1,
+        longest: int | None = None,
+        tree: TreeTail | None = None,
     ) -> ForwardBatch:
-        """Returns a batch of decode rows, of at most `longest` tokens, by default as many as a row may have."""
+        """Returns a batch of decode rows, of at most `longest` tokens, by default as many as a row may have. `tree`: as of
+        `layout`."""
         most = self.capacity.longest_row if longest is None else longest
-        layout = self.layout((), rows.slots, rows.lengths, most, queries)
+        layout = self.layout((), rows.slots, rows.lengths, most, queries, tree)
         return ForwardBatch(
             tokens=rows.tokens,
             positions=rows.positions,

@@ -135,7 +135,9 @@ class PiecewiseRunner:
 
     def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
         graph = self._graphs[inputs.rows.shape[1]]
-        rows = self._forward.slots.look_up(inputs.rows, inputs.kinds, graph.looked_up)
+        rows = self._forward.slots.look_up(
+            inputs.rows, inputs.kinds, graph.looked_up, plan.rows_per_decode
+        )
         return graph.replay(
             rows=plan.num_tokens,
             num_decodes=plan.num_decode_rows,

@@ -49,7 +49,7 @@ class Runners:
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         eager = EagerRunner(forward_pass, packer)
         self.decode_graph = DecodeGraphRunner(forward_pass, packer)
-        queries = forward_pass.capacity.tokens_per_row
+        queries = forward_pass.capacity.rows_per_decode
         self.verify_graph = DecodeGraphRunner(forward_pass, packer, queries)
         self.prefill_graph = PrefillGraphRunner(forward_pass, packer)
         self.piecewise = PiecewiseRunner(forward_pass, eager)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mla_router.worker.engine.sampling.params import SlotSamplingParams
 from mla_router.worker.kernels.sampling.sample import sample
+from mla_router.worker.kernels.sampling.top_scores import top_scores
 
 
 class Draws:
@@ -22,6 +23,13 @@ class Draws:
         self._seed = params.seed.index_select(0, slots)
         self.tokens = torch.empty_like(slots)  # [R] int64, the last draw, 0 for NO_TOKEN
         self.drawn = torch.empty_like(positions)  # [R] int32, the same with NO_TOKEN
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Returns the `count` best tokens of each row by `logits` [R, V], the one that `draw` takes first, [R, count] int64,
+        and the logarithms of their shares, as of `top_scores`. Moves to the next positions."""
+        found = top_scores(logits, self._positions, self._temperature, self._seed, count)
+        self._positions = self._positions + 1
+        return found
 
     def draw(self, logits: Tensor, threshold: Tensor | None = None) -> None:
         """Draws from `logits` [R, V], with `threshold` as of `sample`, and moves to the next positions."""

@@ -31,7 +31,12 @@ class DraftsAhead:
     def of(cls, drafts: Tensor, offsets: Tensor) -> DraftsAhead:
         """Returns the first drafts of `drafts` [P, K] int64, as many as `offsets` [P] int32 says for each row."""
         ranks = torch.arange(drafts.shape[1], dtype=torch.int32, device=drafts.device)
-        return cls(drafts, (ranks < offsets[:, None]).int() * _ONE_OUTPUT)
+        return cls.among(drafts, ranks < offsets[:, None])
+
+    @classmethod
+    def among(cls, drafts: Tensor, ahead: Tensor) -> DraftsAhead:
+        """Returns those of `drafts` [P, K] int64 that are `ahead` [P, K] bool."""
+        return cls(drafts, ahead.int() * _ONE_OUTPUT)
 
 
 class TokenCounts:

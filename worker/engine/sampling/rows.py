@@ -19,7 +19,7 @@ class SampledRows:
         if not plan.num_drafts:
             return indices
         decodes = len(plan.decode_slots)
-        behind = indices + decodes * plan.num_drafts
+        behind = indices + decodes * (plan.rows_per_decode - 1)
         return np.where(indices < decodes, indices * plan.rows_per_decode, behind)
 
     def all(self, indices: np.ndarray) -> np.ndarray:
@@ -33,12 +33,23 @@ class SampledRows:
         return existing
 
     def count(self, index: int) -> int:
-        """Returns the number of rows of an index into `StepPlan.sampled_slots`."""
-        return self._plan.rows_per_decode if index < len(self._plan.decode_slots) else 1
+        """Returns the most tokens of an index into `StepPlan.sampled_slots`."""
+        return self._plan.tokens_per_decode if index < len(self._plan.decode_slots) else 1
+
+    def on_paths(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Returns the rows of all nodes that a tree may accept, for `indices` into `StepPlan.sampled_slots`: the index of
+        each node in the accepted paths [S, 1 + num_drafts], and the first row of its slot among the rows `all(indices)`,
+        both int64."""
+        most, nodes = self._plan.tokens_per_decode, self._plan.rows_per_decode
+        is_decode = indices < len(self._plan.decode_slots)
+        counts = np.where(is_decode, nodes, 1)
+        firsts = np.repeat((np.cumsum(counts) - counts)[:, None], most, axis=1)
+        nodes_of = indices[:, None] * most + np.arange(most)
+        exists = is_decode[:, None] | (np.arange(most) == 0)
+        return [nodes_of[exists], firsts[exists]]
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns the slots [R] int64 of the rows, the positions [R] int32 by which they are behind their slot's first row,
-        and the bounds [D] int64 of the D decode slots; nothing for a plan without drafts."""
+        """Returns the slots [R] int64 of the rows, their numbers [R] int32 among the rows of their slots, and the bounds [D] int64 of the D decode slots; nothing for a plan without drafts."""
         plan = self._plan
         if not plan.num_drafts:
             return []

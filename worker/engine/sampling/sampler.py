@@ -19,14 +19,15 @@ from mla_router.worker.core import Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.bitmask import apply_token_bitmask
+from mla_router.worker.engine.sampling.drafted_rows import DraftedRows
 from mla_router.worker.engine.sampling.draws import Draws
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs, Run, token_logprobs
 from mla_router.worker.engine.sampling.params import SlotSamplingParams
-from mla_router.worker.engine.sampling.penalties import DraftsAhead, TokenCounts
+from mla_router.worker.engine.sampling.penalties import TokenCounts
 from mla_router.worker.engine.sampling.rows import SampledRows
 from mla_router.worker.engine.upload import Upload
-from mla_router.worker.kernels.sampling.accept import accept
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
@@ -41,6 +42,7 @@ class Sampled(NamedTuple):
     # With drafts: tokens of the rows, 0 for a row without a token, [R] int64; and the row of each slot's last token, [S] int64
     tokens: Tensor | None = None
     last: Tensor | None = None
+    path: Tensor | None = None  # with a tree: the accepted nodes of each slot, as of `accept_tree`
 
 
 class Sampler:
@@ -89,16 +91,19 @@ class Sampler:
         last_token: Tensor,
         drafts: Tensor,
         out: Tensor,
+        trees: Trees | None = None,
     ) -> Sampled:
         """Samples the tokens of `plan` for R rows of S slots, and their logprobs, if requested.
 
         `logits` [R, V] float32 are overwritten. `slots` [S] int64. By slot: `lengths` int32, its tokens, which the step
         increases by those that it samples; `last_token` int64, which it replaces (0 for a row without a token); `drafts`
-        [num_slots, K] int64, which it verifies. Writes the tokens to `out` [S, 1 + plan.num_drafts] int32, as `accept`
-        does; NO_TOKEN for a row without a token.
+        [num_slots, K] int64, which it verifies: a chain, or the nodes of `trees` if plan.tree_nodes is not 0. Writes the
+        tokens to `out` [S, 1 + plan.num_drafts] int32, as `accept` does; NO_TOKEN for a row without a token.
         """
         features = self.features.of(plan)
         sampled_rows = SampledRows(plan)
+        of_tree = plan.tree_nodes > 0
+        of_paths = sampled_rows.on_paths(features.with_logprobs) if of_tree else []
         penalized, biased, restricted, with_logprobs, masked, bits, *of_drafts = self._upload(
             [
                 sampled_rows.all(features.penalized),
@@ -109,13 +114,14 @@ class Sampler:
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
                 *sampled_rows.arrays(),
                 *([features.penalized] if plan.num_drafts else []),
+                *of_paths,
             ]
         )
-        owners, positions, offsets = slots, None, None
+        owners, drafted, path = slots, None, None
         if of_drafts:
-            slots, offsets, bounds, penalized_owners = of_drafts
-            drafts = drafts[:, : plan.num_drafts]
-            positions = lengths[slots] + offsets  # [R]
+            slots, numbers, bounds, penalized_owners, *on_paths = of_drafts
+            drafted = DraftedRows.of(plan, slots, numbers, bounds, drafts, trees)
+            positions = lengths[slots] + drafted.offsets  # [R]
         for rows in _slices(restricted):
             _put(
                 logits, rows, apply_token_bitmask(_get(logits, rows), self._allowed.of(slots[rows]))
@@ -126,11 +132,11 @@ class Sampler:
         own = logits.index_select(0, with_logprobs) if len(with_logprobs) else None
         for rows in _slices(biased):
             of = slots[rows]
-            at = lengths[of] if positions is None else positions[rows]
+            at = lengths[of] if drafted is None else positions[rows]
             _put(logits, rows, self._bias.add(_get(logits, rows), of, at))
         for rows in _slices(penalized):
             of, params = slots[rows], self._params.of(slots[rows])
-            ahead = None if offsets is None else DraftsAhead.of(drafts[of], offsets[rows])
+            ahead = None if drafted is None else drafted.ahead(rows)
             _put(logits, rows, self._counts.penalize(_get(logits, rows), of, params, ahead))
 
         threshold = None
@@ -143,16 +149,14 @@ class Sampler:
                 params.top_p,
                 params.min_p,
             )
-        if positions is not None and offsets is not None:
+        if drafted is not None:
             draws = self.draws(slots, positions)
             draws.draw(logits, threshold)
-            last = torch.empty_like(owners)
-            accept(draws.drawn, owners, bounds, drafts, lengths, last_token, out, last)
-            sampled = Sampled(None, draws.tokens, last)
+            last, path = drafted.accept(draws.drawn, owners, lengths, last_token, out)
+            sampled = Sampled(None, draws.tokens, last, path)
             if len(penalized):
                 of, rows = owners[penalized_owners], last[penalized_owners]
-                ahead = DraftsAhead.of(drafts[of], offsets[rows])
-                self._counts.add(of, last_token[of], ahead)
+                self._counts.add(of, last_token[of], drafted.ahead(rows))
         else:
             temperature, seed = self._params.temperature, self._params.seed
             sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
@@ -169,7 +173,12 @@ class Sampler:
             )
         ]
         tokens = last_token[slots] if sampled.tokens is None else sampled.tokens
-        logprobs = token_logprobs(own, tokens[with_logprobs], runs)
+        tokens = tokens[with_logprobs]
+        if path is not None:
+            nodes, firsts = on_paths
+            taken = firsts + path.flatten()[nodes].clamp_min(0)
+            own, tokens = own[taken], tokens[taken]
+        logprobs = token_logprobs(own, tokens, runs)
         return sampled._replace(logprobs=logprobs)
 
 

@@ -12,39 +12,23 @@ next token differs. They cost some acceptance, and change no text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mla_router.worker.core import RowKind
-from mla_router.worker.engine.runners.alias import alias
 from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
+from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp, look_up
 from mla_router.worker.kv_cache.spec import KVCacheSpec
-from mla_router.worker.model.batch import ForwardBatch
-
-
-class DraftLayer(Protocol):
-    """One layer behind the model, such as the first one of `MultiTokenPrediction`."""
-
-    def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
-        """Returns the rows of the layer in a KV cache of `dtype`. Only the first spec is used."""
-        ...
-
-    def __call__(
-        self, batch: ForwardBatch, hidden_states: Tensor, embedded: Tensor, caches: Sequence[Tensor]
-    ) -> Tensor:
-        """Returns what `MultiTokenPrediction.forward` returns for the first layer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +45,6 @@ class NewChain:
         self, forward_pass: ForwardPass, caches: Sequence[Tensor], draws: NewDraws
     ) -> Chain:
         return Chain(self.layer, self.num_drafts, forward_pass, caches, draws)
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendGraph:
-    """The captured pass of the layer over the rows of a decode graph. It reads the inputs and the result of that graph."""
-
-    graph: torch.cuda.CUDAGraph
-    following: Tensor  # [T] int64, input
-    hidden_states: Tensor  # [T, hidden_size], output
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +73,16 @@ class Chain:
         caches: Sequence[Tensor],
         draws: NewDraws,
     ) -> None:
-        self._layer = layer
+        self._extend = Extension(layer, forward_pass, caches)
         self._num_drafts = num_drafts
         self._forward = forward_pass
-        self._caches = caches
         self._draws = draws
         self._upload = Upload(forward_pass.device)
-        self._extend_graphs: dict[DecodeGraph, ExtendGraph] = {}
         self._chain_graphs: dict[int, ChainGraph] = {}  # by slots
         self._chain_sizes: Sequence[int] = ()  # of them, ascending
 
     def draft(self, step: DraftStep) -> None:
-        if isinstance(step.source, DecodeGraph):
-            graph = self._extend_graphs[step.source]
-            _write_following(step, step.source.looked_up.tokens, graph.following)
-            graph.graph.replay()
-            hidden_states = graph.hidden_states
-        else:
-            batch = step.source
-            assert batch is not None, f"rows that are not known: {step.plan}"
-            following = torch.empty_like(batch.tokens)
-            _write_following(step, batch.tokens, following)
-            hidden_states = self._extend(batch, step.hidden_states, following)
+        hidden_states = self._extend(step)
         plan, count = step.plan, len(step.slots)
         if not any(plan.draft_bounds):
             return  # no request takes drafts
@@ -137,21 +100,16 @@ class Chain:
             self._chain(slots_and_bounds, last, min(longest, self._forward.capacity.longest_row))
 
     def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:
-        device = self._forward.device
-        self._extend_graphs = {}
-        for queries in sorted({graph.queries for graph in decode_graphs}):
-            by_size = {len(g.looked_up.slots): g for g in decode_graphs if g.queries == queries}
-            captured = capture_sizes(
-                "draft graph", partial(self._capture_extend, by_size), [*by_size], device
-            )
-            self._extend_graphs |= {by_size[size]: graph for size, graph in captured.items()}
-        self._chain_graphs = capture_sizes("draft chain", self._capture_chain, sizes, device)
+        self._extend.capture(decode_graphs)
+        self._chain_graphs = capture_sizes(
+            "draft chain", self._capture_chain, sizes, self._forward.device
+        )
         self._chain_sizes = sizes
 
     def launch(self, rows: LookedUp, hidden_states: Tensor, queries: int) -> None:
         batch = self._forward.decode_batch(rows, queries)
         self._chain(
-            self._idle(len(rows.slots)), self._extend(batch, hidden_states, rows.tokens), None
+            self._idle(len(rows.slots)), self._extend.run(batch, hidden_states, rows.tokens), None
         )
 
     def _idle(self, size: int) -> Tensor:
@@ -159,23 +117,6 @@ class Chain:
         idle = torch.zeros(2, size, dtype=torch.int64, device=self._forward.device)
         idle[0] = self._forward.slots.idle_slot
         return idle
-
-    def _capture_extend(
-        self, by_size: Mapping[int, DecodeGraph], size: int, pool: Any
-    ) -> ExtendGraph:
-        source = by_size[size]
-        following = torch.zeros_like(source.looked_up.tokens)
-
-        def extend() -> Tensor:
-            batch = self._forward.decode_batch(source.looked_up, source.queries)
-            return self._extend(batch, source.output.hidden_states, following)
-
-        extend()  # compiles kernels and sets up libraries, which a capture does not permit
-        torch.cuda.synchronize(self._forward.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            extended = extend()
-        return ExtendGraph(graph, following, alias(extended))
 
     def _capture_chain(self, size: int, pool: Any) -> ChainGraph:
         slots_and_bounds, device = self._idle(size), self._forward.device
@@ -188,12 +129,6 @@ class Chain:
         with torch.cuda.graph(graph, pool=pool):
             self._chain(slots_and_bounds, states, None)
         return ChainGraph(graph, slots_and_bounds, states)
-
-    def _extend(self, batch: ForwardBatch, hidden_states: Tensor, following: Tensor) -> Tensor:
-        """Runs the layer over rows [T] of hidden states, and of the tokens behind them."""
-        embedded = self._forward.model.embed(following)
-        extended: Tensor = self._layer(batch, hidden_states, embedded, self._caches)
-        return extended
 
     def _chain(self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None) -> None:
         """Writes the drafts of S slots. `slots_and_bounds` [2, S] int64: the slots, and `StepPlan.draft_bounds`.
@@ -220,14 +155,4 @@ class Chain:
                 page_size=self._forward.capacity.page_size,
             )
             batch = self._forward.decode_batch(rows, longest=longest)
-            hidden_states = self._extend(batch, hidden_states, rows.tokens)
-
-
-def _write_following(step: DraftStep, tokens: Tensor, following: Tensor) -> None:
-    """Writes the token behind each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are followed
-    by the next row's."""
-    if step.rows is None:
-        following[: len(step.tokens)].copy_(step.tokens)
-        return
-    following.copy_(tokens.roll(-1))
-    following.index_copy_(0, step.rows, step.tokens)
+            hidden_states = self._extend.run(batch, hidden_states, rows.tokens)

@@ -30,6 +30,7 @@ class DraftStep:
     last: (
         Tensor | None
     )  # [S] int64, the sampled row with the last token of each slot; None: R == S, its own row
+    path: Tensor | None  # with a tree: of each slot the accepted nodes, as of `accept_tree`
     source: ForwardBatch | DecodeGraph | None  # the T rows, or the graph of T rows that ran them
 
     @property
@@ -56,8 +57,9 @@ class Drafter(Protocol):
         ...
 
     def draft(self, step: DraftStep) -> None:
-        """Writes the drafts of the step's slots to `SlotState.drafts`. Runs behind the sampling of each step whose plan
-        `makes_drafts`, and does not wait for the device."""
+        """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan `makes_drafts`. Runs behind the sampling
+        of each such step, and of each step that verifies trees, whose accepted nodes it moves to their slots' pages. Does
+        not wait for the device."""
         ...
 
 

@@ -1,0 +1,39 @@
+"""Moves of accepted nodes against a loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mla_router.worker.core import UNUSED
+from mla_router.worker.kernels.kv_cache.move_rows import move_rows_torch
+from support.triton_device import DEVICE
+
+
+@pytest.mark.parametrize("op", [move_rows_torch])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_as_a_loop(op: Callable[..., None], dtype: torch.dtype) -> None:
+    """Layers of different widths; a path with all nodes, a short one, one of the root alone, and one without any."""
+    page_size, pages, nodes, first_row = 4, 12, 6, 9 * 4
+    layers = [torch.randn(pages, page_size, width).to(DEVICE, dtype) for width in (8, 8, 24)]
+    before = [layer.clone() for layer in layers]
+    paths = [[0, 2, 4, 5], [0, 3], [0], []]
+    slots = torch.tensor([3, 0, 2, 1], device=DEVICE)
+    lengths = torch.tensor([7, 9, 6, 12], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor(
+        [[1, 2, 0], [3, 0, 0], [4, 5, 0], [6, 7, 8]], dtype=torch.int32, device=DEVICE
+    )
+    path = torch.tensor([p + [UNUSED] * (4 - len(p)) for p in paths], device=DEVICE)
+    op(layers, path, slots, lengths, table, first_row=first_row, nodes=nodes)
+    for layer, old in zip(layers, before, strict=True):
+        expected, rows = old.clone().flatten(0, 1), old.flatten(0, 1)
+        for at, (slot, nodes_of) in enumerate(zip(slots.tolist(), paths, strict=True)):
+            for step, node in enumerate(nodes_of):
+                position = int(lengths[slot]) - len(nodes_of) - 1 + step
+                page = int(table[slot, position // page_size])
+                to = page * page_size + position % page_size
+                expected[to] = rows[first_row + at * nodes + node]
+        # Page 0 is nobody's
+        assert torch.equal(layer.flatten(0, 1)[page_size:], expected[page_size:])

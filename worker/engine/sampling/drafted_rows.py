@@ -1,0 +1,75 @@
+"""The rows of a step that verifies drafts: a chain of each slot, or a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.sampling.penalties import DraftsAhead
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees
+from mla_router.worker.kernels.sampling.accept import accept
+from mla_router.worker.kernels.sampling.accept_tree import accept_tree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRows:
+    """R sampled rows. The first slots, D, have several, next to each other."""
+
+    slots: Tensor  # [R] int64
+    numbers: Tensor  # [R] int32, of the rows of a slot
+    offsets: Tensor  # [R] int32, positions behind the slot's last token
+    bounds: Tensor  # [D] int64, as of `StepPlan.decode_bounds`
+    drafts: Tensor  # [all slots, K] int64
+    trees: Trees | None  # None: the drafts are chains
+
+    @classmethod
+    def of(
+        cls,
+        plan: StepPlan,
+        slots: Tensor,
+        numbers: Tensor,
+        bounds: Tensor,
+        drafts: Tensor,
+        trees: Trees | None,
+    ) -> DraftedRows:
+        if not plan.tree_nodes:
+            return cls(slots, numbers, numbers, bounds, drafts[:, : plan.num_drafts], None)
+        assert trees is not None, f"no trees, {plan}"
+        return cls(slots, numbers, trees.depths[slots, numbers].int(), bounds, drafts, trees)
+
+    def ahead(self, rows: Tensor) -> DraftsAhead:
+        """Returns the drafts between each of `rows` [P] int64 and the last token of its slot."""
+        slots = self.slots[rows]
+        drafts = self.drafts[slots]
+        if self.trees is None:
+            return DraftsAhead.of(drafts, self.offsets[rows])
+        bits = torch.arange(1, drafts.shape[1] + 1, device=rows.device)
+        ancestors = self.trees.ancestors[slots, self.numbers[rows]]
+        return DraftsAhead.among(drafts, (ancestors[:, None] >> bits) & 1 != 0)
+
+    def accept(
+        self, drawn: Tensor, owners: Tensor, lengths: Tensor, last_token: Tensor, out: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Accepts drafts by the tokens `drawn` [R] int32, for the slots `owners` [S] int64. Returns the row of the last token
+        of each, [S] int64, and of trees the accepted nodes (`accept_tree`). The rest is as of `accept`."""
+        last = torch.empty_like(owners)
+        if self.trees is None:
+            accept(drawn, owners, self.bounds, self.drafts, lengths, last_token, out, last)
+            return last, None
+        path = owners.new_empty(out.shape)
+        accept_tree(
+            drawn,
+            owners,
+            self.bounds,
+            self.drafts,
+            self.trees.parents,
+            lengths,
+            last_token,
+            out,
+            last,
+            path,
+        )
+        return last, path

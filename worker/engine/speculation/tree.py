@@ -1,0 +1,199 @@
+"""Trees of drafts by an EAGLE head (EAGLE-2, arXiv:2406.16858).
+
+Behind the sampling of a step, the layer runs over all its rows (`extension.py`), and the accepted nodes are moved to the
+pages of their slots. Then a tree grows from the last token of each slot: in each depth the layer runs over the best nodes
+of the depth before (`candidates.py`). Their keys and values lie behind the pages of all requests, as those of the nodes that
+the next step verifies, and are not kept.
+
+The children of a node are the tokens of the largest scores with the noise of the token that they stand for
+(`kernels/sampling/top_scores.py`). The first one is the draft of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import TreeShape
+from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.choose import smallest
+from mla_router.worker.engine.runners.decode_graph import DecodeGraph
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.speculation.candidates import Beam, Candidates
+from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
+from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
+from mla_router.worker.engine.upload import Upload
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.kv_cache.move_rows import move_rows
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.kv_cache.spec import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NewTree:
+    """Implements `NewDrafter`."""
+
+    layer: DraftLayer
+    shape: TreeShape
+
+    def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
+        return self.layer.kv_cache_specs(dtype)[:1]
+
+    def __call__(
+        self, forward_pass: ForwardPass, caches: Sequence[Tensor], draws: NewDraws
+    ) -> Tree:
+        return Tree(self.layer, self.shape, forward_pass, caches, draws)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGraph:
+    """The captured growth of the trees of a number of slots."""
+
+    graph: torch.cuda.CUDAGraph
+    slots_and_bounds: Tensor  # [2, size] int64, input
+    hidden_states: Tensor  # [size, hidden_size], input
+
+    def replay(self, slots_and_bounds: Tensor, hidden_states: Tensor, rows: Tensor) -> None:
+        """Drafts from `rows` [at most size] int64 of `hidden_states` [T, hidden_size]."""
+        self.slots_and_bounds.copy_(slots_and_bounds)
+        torch.index_select(hidden_states, 0, rows, out=self.hidden_states[: len(rows)])
+        self.graph.replay()
+
+
+class Tree:
+    """Implements `Drafter`."""
+
+    def __init__(
+        self,
+        layer: DraftLayer,
+        shape: TreeShape,
+        forward_pass: ForwardPass,
+        caches: Sequence[Tensor],
+        draws: NewDraws,
+    ) -> None:
+        assert forward_pass.slots.tree is not None, f"{forward_pass.capacity}"
+        self._extend = Extension(layer, forward_pass, caches)
+        self._shape = shape
+        self._forward = forward_pass
+        self._state = forward_pass.slots.tree
+        self._draws = draws
+        self._upload = Upload(forward_pass.device)
+        self._graphs: dict[int, TreeGraph] = {}  # by slots
+        self._sizes: Sequence[int] = ()  # of them, ascending
+
+    def draft(self, step: DraftStep) -> None:
+        plan, count = step.plan, len(step.slots)
+        hidden_states = self._extend(step) if plan.makes_drafts else None
+        if step.path is not None:
+            self._move(step.slots, step.path, len(plan.decode_slots))
+        if hidden_states is None or not any(plan.draft_bounds):
+            return
+        size = smallest(self._sizes, count) or count
+        spare = size - count
+        slots = [*plan.sampled_slots, *[self._forward.slots.idle_slot] * spare]
+        (numbers,) = self._upload.integers("q", [*slots, *plan.draft_bounds, *[0] * spare])
+        slots_and_bounds = numbers.view(2, size)
+        if size in self._graphs:
+            self._graphs[size].replay(slots_and_bounds, hidden_states, step.last_rows)
+        else:
+            last = hidden_states.index_select(0, step.last_rows)
+            ends = (chunk.start + len(chunk.tokens) for chunk in plan.chunks)
+            longest = max((*plan.decode_bounds, *ends)) + self._shape.depth
+            self._grow(slots_and_bounds, last, min(longest, self._forward.capacity.longest_row))
+
+    def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:
+        self._extend.capture(decode_graphs)
+        device = self._forward.device
+        self._graphs = capture_sizes("draft tree", self._capture_size, sizes, device)
+        self._sizes = sizes
+
+    def launch(self, rows: LookedUp, hidden_states: Tensor, queries: int) -> None:
+        batch = self._forward.decode_batch(rows, queries)
+        slots = len(rows.slots) // queries
+        last = self._extend.run(batch, hidden_states, rows.tokens)[:slots]
+        self._grow(self._idle(slots), last, None)
+
+    def _idle(self, size: int) -> Tensor:
+        """Returns idle slots and their bounds, [2, size] int64."""
+        idle = torch.zeros(2, size, dtype=torch.int64, device=self._forward.device)
+        idle[0] = self._forward.slots.idle_slot
+        return idle
+
+    def _capture_size(self, size: int, pool: Any) -> TreeGraph:
+        slots_and_bounds, device = self._idle(size), self._forward.device
+        like = self._forward.model.head.values
+        width = self._forward.model.config.hidden_size
+        states = torch.zeros(size, width, dtype=like.dtype, device=device)
+        self._grow(slots_and_bounds, states, None)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self._grow(slots_and_bounds, states, None)
+        return TreeGraph(graph, slots_and_bounds, states)
+
+    def _move(self, slots: Tensor, path: Tensor, decodes: int) -> None:
+        """Moves the accepted nodes of the first `decodes` slots."""
+        state = self._forward.slots
+        move_rows(
+            self._forward.caches,
+            path[:decodes],
+            slots[:decodes],
+            state.lengths,
+            state.page_table,
+            first_row=self._state.first_row,
+            nodes=self._shape.nodes,
+        )
+
+    def _grow(self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None) -> None:
+        """Writes the trees of S slots. `slots_and_bounds` [2, S] int64: the slots, and `StepPlan.draft_bounds`.
+        `hidden_states` [S, hidden_size]: of the row with the last token of each slot. `longest`: most tokens of a row, by
+        default as many as a row may have."""
+        state, model, width = self._forward.slots, self._forward.model, self._shape.topk
+        slots, bounds = slots_and_bounds.unbind()
+        known = state.lengths[slots]
+        candidates = Candidates(self._shape)
+        best = self._draws(slots, known).best(model.logits(hidden_states), width)
+        beam = candidates.add_first(*best)
+        hidden_states = hidden_states.repeat_interleave(width, dim=0)
+        if self._shape.depth > 1:
+            draws = self._draws(
+                slots.repeat_interleave(width), (known + 1).repeat_interleave(width)
+            )
+        for depth in range(1, self._shape.depth):
+            rows, tail = self._rows(slots, bounds, beam, depth)
+            batch = self._forward.decode_batch(rows, width, longest, tail)
+            hidden_states = self._extend.run(batch, hidden_states, rows.tokens)
+            tokens, shares = draws.best(model.logits(hidden_states), width)
+            shape = len(slots), width, width
+            beam = candidates.add(beam, tokens.view(shape), shares.view(shape))
+            firsts = torch.arange(len(slots), device=slots.device)[:, None] * width
+            hidden_states = hidden_states.index_select(0, (firsts + beam.origins).flatten())
+        tokens, *trees = candidates.choose()
+        state.drafts.index_copy_(0, slots, tokens)
+        self._state.write(slots, *trees)
+
+    def _rows(
+        self, slots: Tensor, bounds: Tensor, beam: Beam, depth: int
+    ) -> tuple[LookedUp, TreeTail]:
+        """Returns the rows of the nodes of a depth that are expanded, [S * K], and their attention among each other."""
+        width, expanded = self._shape.topk, self._shape.expanded
+        # The layer has the tokens in front of the last one, and the row of a node has the position of the token before it
+        before = self._forward.slots.lengths[slots].long() - 1
+        numbers = torch.arange(len(slots), device=slots.device)
+        is_idle = (before + depth > bounds) | (numbers >= self._shape.slots)
+        positions = torch.where(is_idle, 0, before + depth - 1)
+        firsts = self._state.first_row + numbers * expanded + (depth - 1) * width
+        locations = firsts[:, None] + torch.arange(width, device=slots.device)
+        rows = LookedUp(
+            slots.repeat_interleave(width),
+            before.clamp_min(1).to(torch.int32).repeat_interleave(width),
+            beam.tokens.flatten(),
+            positions.repeat_interleave(width),
+            torch.where(is_idle[:, None], 0, locations).flatten(),
+        )
+        visible = torch.where(is_idle[:, None], 0, beam.visible).flatten()
+        return rows, TreeTail(visible, width, expanded, self._state.first_row)

@@ -1,0 +1,66 @@
+"""The trees of drafts of all slots, on the device between steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees, look_up_nodes
+
+
+class TreeState:
+    """The shape of the tree of each slot, the idle slot included. The tokens of the nodes are in `SlotState.drafts`."""
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        assert capacity.tree is not None, f"{capacity}"
+        self.shape = capacity.tree
+        slots, nodes = capacity.num_slots + 1, self.shape.nodes
+        # Cache rows of nodes, behind the pages of requests (`KVCachePool`)
+        self.first_row = (capacity.num_pages + 1) * capacity.page_size
+
+        def zeros() -> Tensor:
+            return torch.zeros(slots, nodes, dtype=torch.int64, device=device)
+
+        # At first all nodes are children of the root, so that those of a slot without room are idle
+        self.trees = Trees(zeros(), zeros(), zeros())
+        self.trees.depths[:, 1:] = 1
+        self.trees.ancestors[:] = 1 | 1 << torch.arange(nodes, device=device)
+        # Of the rows of a step, as graphs read them
+        self._visible = torch.zeros(capacity.num_slots * nodes, dtype=torch.int64, device=device)
+
+    def look_up(
+        self,
+        rows: Tensor,
+        kinds: Tensor,
+        last_token: Tensor,
+        drafts: Tensor,
+        lengths: Tensor,
+        into: LookedUp,
+    ) -> None:
+        """Writes the inputs of those of `rows` that are nodes to `into` (`look_up_nodes`), and what they see, for
+        `tail`."""
+        count = min(rows.shape[1], len(self._visible))
+        look_up_nodes(
+            rows[:, :count],
+            kinds[:count],
+            self.trees,
+            last_token,
+            drafts,
+            lengths,
+            self.first_row,
+            self._visible,
+            LookedUp(*(tensor[:count] for tensor in into)),
+        )
+
+    def tail(self, rows: int) -> TreeTail:
+        """Returns the attention among the nodes of the first `rows` rows of the step that was looked up last."""
+        nodes = self.shape.nodes
+        return TreeTail(self._visible[:rows], nodes, nodes, self.first_row)
+
+    def write(self, slots: Tensor, parents: Tensor, depths: Tensor, ancestors: Tensor) -> None:
+        """Writes the trees of `slots` [S] int64, each [S, N] int64 as of `Trees`."""
+        for of_all, of_slots in zip(self.trees, (parents, depths, ancestors), strict=True):
+            of_all.index_copy_(0, slots, of_slots)
