@@ -71,6 +71,7 @@ def load_engine(
         flashinfer_mla=config.enable_flashinfer_mla,
         kv_cache_dtype=kv_cache_dtype,
         with_drafts=config.num_drafts > 0,
+        with_trees=config.tree is not None,
     )
     if config.tree is not None and device.type != "cpu":
         raise ConfigError(

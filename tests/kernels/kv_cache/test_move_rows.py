@@ -16,7 +16,7 @@ from support.triton_device import DEVICE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_a_loop(op: Callable[..., None], dtype: torch.dtype) -> None:
     """Layers of different widths; a path with all nodes, a short one, one of the root alone, and one without any."""
-    page_size, pages, nodes, first_row = 4, 12, 6, 9 * 4
+    page_size, pages, nodes, first_row = 4, 15, 6, 9 * 4
     layers = [torch.randn(pages, page_size, width).to(DEVICE, dtype) for width in (8, 8, 24)]
     before = [layer.clone() for layer in layers]
     paths = [[0, 2, 4, 5], [0, 3], [0], []]

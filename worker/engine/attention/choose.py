@@ -69,12 +69,15 @@ def choose_attention(
     flashinfer_mla: bool = False,
     kv_cache_dtype: torch.dtype | None = None,
     with_drafts: bool = False,
+    with_trees: bool = False,
 ) -> ModelAttention:
     """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
-    `kv_cache_dtype`: by default `dtype`; `with_drafts`: decode rows have lengths that the host does not know. Raises ConfigError if these backends cannot serve the model."""
+    `kv_cache_dtype`: by default `dtype`; `with_drafts`: decode rows have lengths that the host does not know; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve the model."""
     backends = []
     for spec in model.attention_specs:
-        candidates = _candidates(wanted, spec, flashinfer_mla, with_drafts)
+        candidates = _candidates(
+            wanted, spec, flashinfer_mla, with_drafts=with_drafts, with_trees=with_trees
+        )
         backends.append(
             _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
         )
@@ -86,13 +89,19 @@ def choose_attention(
 
 
 def _candidates(
-    wanted: str, spec: AttentionSpec, flashinfer_mla: bool, with_drafts: bool
+    wanted: str,
+    spec: AttentionSpec,
+    flashinfer_mla: bool,
+    *,
+    with_drafts: bool,
+    with_trees: bool,
 ) -> list[Candidate]:
-    """Returns the candidates in order of preference. FlashInfer plans its decode on the host, from the lengths."""
+    """Returns the candidates in order of preference. FlashInfer plans its decode on the host, from the lengths,
+    and has no trees."""
     named = {kind.name: kind for kind in (FlashInferBackend, TritonBackend, TorchBackend)}
     if wanted != "auto":
         return [Candidate(named[wanted], flashinfer_mla)]
-    many_heads = spec.num_heads >= _FLASHINFER_HEADS
+    many_heads = spec.num_heads >= _FLASHINFER_HEADS and not with_trees
     return [
         *([Candidate(FlashInferBackend, flashinfer_mla=not with_drafts)] if many_heads else []),
         Candidate(TritonBackend, flashinfer_mla),

@@ -15,6 +15,7 @@ from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
+from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_triton
 from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
@@ -25,6 +26,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     SharedPrefixes,
     shared_prefixes,
 )
+from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from mla_router.worker.kernels.kv_cache.gather import kv_gather, kv_take
@@ -131,12 +133,18 @@ class TritonBackend(AttentionBackend):
 
     def _joined(self, layout: StepLayout) -> StepLayout:
         """Returns the layout with one decode row for each slot, its last one, if the kernel reads the cache once for all
-        queries of a slot. Grouped-query decode takes each row by itself."""
-        queries = layout.queries_per_slot
+        queries of a slot. Grouped-query decode takes each row by itself, but the nodes of trees together."""
+        queries, tree = layout.queries_per_slot, layout.tree
         assert len(layout.decode_slots) % queries == 0, (
             f"{len(layout.decode_slots)} decode rows of slots with {queries} queries each"
         )
-        if queries == 1 or not self._latent:
+        assert tree is None or not self._latent, "trees are refused for MLA"
+        if tree is not None:
+            schedule = one_part_each(
+                len(layout.decode_slots) // queries, self._tiles(1, queries)[0], self._device
+            )
+            layout = replace(layout, tree=tree._replace(schedule=schedule))
+        elif queries == 1 or not self._latent:
             return replace(layout, queries_per_slot=1)
         return replace(
             layout,
@@ -173,7 +181,15 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Ti
         width = spec.head_dim + spec.v_head_dim
         chosen = gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device))
         parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
-        return lambda *_: (chosen, parts)
+
+        def of_nodes(requests: int, queries: int) -> tuple[Tiling, int]:
+            del requests
+            if queries == 1:
+                return chosen, parts
+            tiles = gqa_tiling(share * queries, width, head_dim=spec.head_dim, on=limits(device))
+            return tiles, num_parts(tiles, heads, queries, device, num_kv_heads=spec.num_kv_heads)
+
+        return of_nodes
     assert isinstance(spec, LatentAttentionSpec), f"attention {type(spec)}"
     widths = spec.kv_lora_rank, spec.qk_rope_head_dim
 
@@ -266,6 +282,19 @@ class TritonAttention:
     ) -> None:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
+        if layout.tree is not None:
+            gqa_tree_decode_triton(
+                q,
+                cache,
+                layout.page_table,
+                layout.decode_slots,
+                layout.decode_lengths,
+                layout.tree,
+                self.schedule,
+                out,
+                scale=self._spec.scale,
+            )
+            return
         gqa_decode(
             q,
             cache,

@@ -46,7 +46,6 @@ class Candidates:
         self._tokens: list[Tensor] = []
         self._confidences: list[Tensor] = []
         self._parents: list[Tensor] = []  # numbers of candidates, and -1 for the root
-        self._depths: list[int] = []
 
     def add_first(self, tokens: Tensor, shares: Tensor) -> Beam:
         """Adds the children of the roots: `tokens` [S, K] int64, and the logarithms of their `shares` [S, K] float32."""
@@ -82,7 +81,8 @@ class Candidates:
         numbers.scatter_(1, chosen + 1, behind_root)
         parents = numbers.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
         parents = torch.cat((parents.new_zeros(slots, 1), parents), dim=1)
-        depths = torch.tensor(self._depths, device=device).expand(slots, -1).gather(1, chosen)
+        topk = self._shape.topk
+        depths = torch.where(chosen < topk, 1, (chosen - topk) // topk**2 + 2)
         depths = torch.cat((depths.new_zeros(slots, 1), depths), dim=1)
         ancestors = (1 << torch.arange(nodes, device=device)).expand(slots, -1)
         above = parents
@@ -97,7 +97,6 @@ class Candidates:
         self._parents.append(parents)
         self._depth += 1
         self._count += tokens.shape[1]
-        self._depths += [self._depth] * tokens.shape[1]
 
 
 def _ordered(shares: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.gqa_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.attention.tree_tail_kernel import attend_to_nodes
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from mla_router.worker.kernels.kv_cache.gather import kv_take
@@ -93,9 +95,14 @@ def gqa_decode_triton(
     scale: float,
     scales: KVScales = UNSCALED,
     softcap: float | None = None,
+    tail: TreeTail | None = None,
 ) -> None:
-    kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
-    batch, heads, head_dim = q.shape
+    """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens in front of its
+    root (`gqa_tree_decode.py`)."""
+    queries = 1 if tail is None else tail.queries
+    kv_heads = _num_kv_heads(q[::queries], cache, slots, lengths, out[::queries])
+    (rows, heads, head_dim), batch = q.shape, len(slots)
+    assert rows == batch * queries, f"q {tuple(q.shape)}, {batch} requests, {queries} queries each"
     fp8 = exponent_bits(cache.dtype)
     pair, v_head_dim = 2 if fp8 else 1, out.shape[-1]
     assert head_dim % pair == v_head_dim % pair == 0, f"heads {head_dim} and {v_head_dim} wide"
@@ -113,12 +120,12 @@ def gqa_decode_triton(
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
     tiling = schedule.tiling
-    row_blocks = triton.cdiv(heads // kv_heads, tiling.block_rows)
+    row_blocks = triton.cdiv(heads // kv_heads * queries, tiling.block_rows)
     # Triton multiplies powers of two from 16 on: the largest that fits, then the rest
     elements = head_dim // pair
     own = max(16, 1 << (elements.bit_length() - 1))
     rest = max(16, triton.next_power_of_2(elements - own)) if elements > own else 0
-    partial_out, partial_lse = partial_results(schedule, out, heads)
+    partial_out, partial_lse = partial_results(schedule, out, heads * queries)
     attend_kernel[(schedule.num_parts * kv_heads * row_blocks,)](
         q,
         as_words(cache),
@@ -151,10 +158,17 @@ def gqa_decode_triton(
         FP8=fp8,
         WINDOW=schedule.window,
         CAP=None if softcap is None else softcap * math.log2(math.e),
+        QUERIES=queries,
+        PARTIAL=tail is not None,
         num_warps=tiling.num_warps,
         **launch_options(),
     )
-    merge_parts(partial_out, partial_lse, schedule, out)
+    if tail is None:
+        merge_parts(partial_out, partial_lse, schedule, out)
+        return
+    assert not fp8 and softcap is None and schedule.window is None, "trees of other attention"
+    among = attend_to_nodes(q, cache, tail, out, kv_heads=kv_heads, scale=scale)
+    merge_parts(partial_out, partial_lse, schedule, out, shared=among)
 
 
 def gqa_decode_torch(

@@ -54,18 +54,23 @@ def attend_kernel(
     FP8: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
-    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2."""
+    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2. A request has QUERIES
+    query rows next to each other. With PARTIAL the results of all parts are partial, also that of a single one."""
     wait_for_previous()
     PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS
-    ROW_BLOCKS: tl.constexpr = (SHARE + BLOCK_ROWS - 1) // BLOCK_ROWS
+    ROW_BLOCKS: tl.constexpr = (SHARE * QUERIES + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Neighbouring programs share a part: their keys and values of a token are side by side
     part = tl.program_id(0) // (KV_HEADS * ROW_BLOCKS)
     kv_head = tl.program_id(0) // ROW_BLOCKS % KV_HEADS
     row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    is_row = (row < SHARE)[:, None]
-    heads = (kv_head * SHARE + row)[:, None]
+    is_row = (row < SHARE * QUERIES)[:, None]
+    query = (row // SHARE)[:, None]
+    heads = (kv_head * SHARE + (row if QUERIES == 1 else row % SHARE))[:, None]
+    own_row = heads if QUERIES == 1 else query * HEADS + heads
     columns = tl.arange(0, BLOCK_V * PAIR)[None, :]
     keys = cache + kv_head * (W // PAIR)
     values = cache + KV_HEADS * W // PAIR + kv_head * (V // PAIR)
@@ -86,13 +91,15 @@ def attend_kernel(
             WINDOW,
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
-        queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
+        queries = q + request.to(tl.int64) * QUERIES * q_stride_t + heads * q_stride_h
+        if QUERIES > 1:
+            queries += query.to(tl.int64) * q_stride_t
         # A head_dim that is not a power of two is multiplied in two parts
-        q_own = _load_queries(queries, is_row, W, BLOCK_W, FP8)
+        q_own = load_queries(queries, is_row, W, BLOCK_W, FP8)
         q_rest = q_own
         if BLOCK_REST:
             DONE: tl.constexpr = BLOCK_W * PAIR
-            q_rest = _load_queries(queries + DONE, is_row, W - DONE, BLOCK_REST, FP8)
+            q_rest = load_queries(queries + DONE, is_row, W - DONE, BLOCK_REST, FP8)
         acc, maximum, total_weight = _attend(
             q_own,
             q_rest,
@@ -123,11 +130,11 @@ def attend_kernel(
             sums = tl.interleave(acc[0], acc[1]) * value_scale
         result = sums / total_weight[:, None]
         in_place = is_row & (columns < V)
-        if is_whole:
-            at = (request.to(tl.int64) * HEADS + heads) * V + columns
+        if is_whole & (not PARTIAL):
+            at = (request.to(tl.int64) * (HEADS * QUERIES) + own_row) * V + columns
             tl.store(out + at, result.to(out.dtype.element_ty), mask=in_place)
         else:
-            places = (part + request).to(tl.int64) * HEADS + heads
+            places = (part + request).to(tl.int64) * (HEADS * QUERIES) + own_row
             tl.store(partial_out + places * V + columns, result, mask=in_place)
             lse = (maximum + tl.log2(total_weight))[:, None]
             tl.store(partial_lse + places, lse, mask=is_row)
@@ -187,12 +194,12 @@ def _attend(
         if WINDOW is not None:
             visible = visible & (at >= length - WINDOW)
         exists = visible[:, None]
-        k = _load(keys + rows, exists, W, BLOCK_W, FP8)
+        k = load_cached(keys + rows, exists, W, BLOCK_W, FP8)
         scores = tl.dot(q_own[0], tl.trans(k[0]), input_precision="ieee")
         if FP8:
             scores = tl.dot(q_own[1], tl.trans(k[1]), scores, input_precision="ieee")
         if BLOCK_REST:
-            rest = _load(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST, FP8)
+            rest = load_cached(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST, FP8)
             for tile in tl.static_range(PAIR):
                 of_tile = tl.trans(rest[tile])
                 scores = tl.dot(q_rest[tile], of_tile, scores, input_precision="ieee")
@@ -201,7 +208,7 @@ def _attend(
             scores = softcapped(scores, CAP)
         scores = tl.where(visible[None, :], scores, float("-inf"))
         weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
-        v = _load(values + rows, exists, V, BLOCK_V, FP8)
+        v = load_cached(values + rows, exists, V, BLOCK_V, FP8)
         weights = weights.to(v[0].dtype)
         summed = tl.tuple(())
         for tile in tl.static_range(PAIR):
@@ -212,7 +219,7 @@ def _attend(
 
 
 @triton.jit
-def _load_queries(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+def load_queries(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
     """Returns the first BLOCK * PAIR columns of query rows [N, 1] in PAIR tiles: 0 from WIDTH on and where no row
     exists."""
     PAIR: tl.constexpr = 2 if FP8 else 1
@@ -225,7 +232,7 @@ def _load_queries(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl
 
 
 @triton.jit
-def _load(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+def load_cached(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
     """Returns the first BLOCK elements of cached rows [N, 1] as tiles of numbers: 0 from WIDTH on and where no row
     exists."""
     columns = tl.arange(0, BLOCK)[None, :]

@@ -2,7 +2,7 @@
 front of the root of its slot, and to its ancestors.
 
 The nodes of a slot have the same tokens in front of them. On a GPU the cache is therefore read once for all of them, as for
-further query heads.
+further query heads. The attention among the nodes is one more kernel, whose results are merged with the others.
 """
 
 from __future__ import annotations
@@ -10,9 +10,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
+
+
+def gqa_tree_decode_triton(
+    q: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    tail: TreeTail,
+    schedule: DecodeSchedule,
+    out: Tensor,
+    *,
+    scale: float,
+) -> None:
+    """As `gqa_tree_decode_torch`, but `slots` and `lengths` [S] are those of the slots, of which `schedule` is. Each slot has
+    `tail.queries` rows next to each other."""
+    gqa_decode_triton(q, cache, page_table, slots, lengths, schedule, out, scale=scale, tail=tail)
 
 
 def gqa_tree_decode_torch(

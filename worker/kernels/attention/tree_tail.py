@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.decode_tiling import Tiling
+
 
 class TreeTail(NamedTuple):
     """B query rows, equally many of each slot. The keys of slot i are `keys` rows from `first_row` + i * `keys` of the flat
@@ -16,6 +19,7 @@ class TreeTail(NamedTuple):
     queries: int  # rows of a slot
     keys: int  # at most 64
     first_row: int
+    schedule: DecodeSchedule | None = None  # `one_part_each`, on a GPU
 
     def sees(self) -> Tensor:
         """Returns whether each row attends to each key of its slot, [B, keys] bool."""
@@ -27,3 +31,10 @@ class TreeTail(NamedTuple):
         rows = torch.arange(len(self.visible), device=self.visible.device)
         keys = torch.arange(self.keys, device=self.visible.device)
         return self.first_row + (rows // self.queries * self.keys)[:, None] + keys
+
+
+def one_part_each(requests: int, tiling: Tiling, device: torch.device) -> DecodeSchedule:
+    """Returns the schedule of requests that have one block of keys each, the nodes of their trees, as one part."""
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+    size = torch.ones(1, dtype=torch.int32, device=device)
+    return DecodeSchedule(starts, starts[:-1], size, 1, tiling)
