@@ -101,6 +101,7 @@ def decode_plans(
         (),
         (),
         num_drafts=drafts,
+        tree_nodes=capacity.tree_nodes,
         makes_drafts=drafts > 0,
         draft_bounds=(most + drafts,) * drafted + (0,) * undrafted if drafts else (),
     )

@@ -73,10 +73,6 @@ def load_engine(
         with_drafts=config.num_drafts > 0,
         with_trees=config.tree is not None,
     )
-    if config.tree is not None and device.type != "cpu":
-        raise ConfigError(
-            f"--speculative-eagle-topk {config.speculative_eagle_topk}: trees need device cpu"
-        )
     placement = choose_placement(config, whole)
     sizes = choose_graph_sizes(config, device, attention, groups)
     model = load_model(

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.core import NO_TOKEN, UNUSED
-from mla_router.worker.kernels.sampling.accept_tree import accept_tree_torch
+from mla_router.worker.kernels.sampling.accept_tree import accept_tree_torch, accept_tree_triton
+from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 SLOTS = 9
 
 
-@pytest.mark.parametrize("op", [accept_tree_torch])
+@pytest.mark.parametrize("op", [accept_tree_torch, accept_tree_triton])
 @settings(max_examples=40)
 @given(
     decodes=st.integers(0, 5),
@@ -92,3 +93,18 @@ def test_as_a_walk(
     untouched = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
     assert torch.equal(state[0].cpu()[untouched], lengths[untouched])
     assert torch.equal(state[1].cpu()[untouched], last_token[untouched])
+
+
+def launches() -> None:
+    with torch.device("meta"):
+        numbers = torch.empty(33 * 8, dtype=torch.int64)
+        out = torch.empty(33, 4, dtype=torch.int32)
+        by_slot = numbers[:33], numbers[:33]
+        trees = torch.empty(1024, 7, dtype=torch.int64), torch.empty(1024, 8, dtype=torch.int64)
+        state = torch.empty(1024, dtype=torch.int32), torch.empty(1024, dtype=torch.int64)
+        accept_tree_triton(numbers.int(), *by_slot, *trees, *state, out, numbers[:33], out.long())
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

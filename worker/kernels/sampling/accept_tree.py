@@ -7,9 +7,12 @@ of a node have different tokens, so the accepted nodes are a path from the root.
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.core import UNUSED
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 def accept_tree(
@@ -35,9 +38,8 @@ def accept_tree(
     the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them. The rest is as
     of `accept`.
     """
-    accept_tree_torch(
-        sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path
-    )
+    op = accept_tree_triton if sampled.is_cuda else accept_tree_torch
+    op(sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path)
 
 
 def accept_tree_torch(
@@ -80,3 +82,105 @@ def accept_tree_torch(
     last_token[slots] = sampled[last_rows].long().clamp_min(0)
     lengths[of] += gained.sum(dim=1).to(lengths.dtype)
     lengths[slots[decodes:]] += 1
+
+
+def accept_tree_triton(
+    sampled: Tensor,
+    slots: Tensor,
+    bounds: Tensor,
+    drafts: Tensor,
+    parents: Tensor,
+    lengths: Tensor,
+    last_token: Tensor,
+    out: Tensor,
+    last_rows: Tensor,
+    path: Tensor,
+) -> None:
+    decodes, nodes, (count, most) = len(bounds), parents.shape[1], out.shape
+    assert len(sampled) == decodes * nodes + count - decodes and drafts.shape[1] >= nodes - 1, (
+        f"sampled {tuple(sampled.shape)}, {decodes} bounds, out {tuple(out.shape)}, drafts {tuple(drafts.shape)}"
+    )
+    flat = (sampled, slots, bounds, lengths, last_token, last_rows)
+    assert (
+        all(x.stride() == (1,) for x in flat)
+        and out.is_contiguous()
+        and path.shape == out.shape
+        and path.is_contiguous()
+        and drafts.stride(1) == parents.stride(1) == 1
+    ), f"strides {[x.stride() for x in (*flat, out, path, drafts, parents)]}"
+    _accept_tree_kernel[(count,)](
+        sampled,
+        slots,
+        bounds,
+        drafts,
+        parents,
+        lengths,
+        last_token,
+        out,
+        last_rows,
+        path,
+        decodes,
+        drafts.stride(0),
+        parents.stride(0),
+        NODES=nodes,
+        WIDTH=triton.next_power_of_2(nodes),
+        MOST=most,
+        UNUSED_TOKEN=UNUSED,
+        num_warps=1,
+        **launch_options(),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["decodes", "draft_stride", "parent_stride"],
+    do_not_specialize_on_alignment=["sampled", "slots", "bounds", "out", "last_rows", "path"],
+)
+def _accept_tree_kernel(
+    sampled,
+    slots,
+    bounds,
+    drafts,
+    parents,
+    lengths,
+    last_token,
+    out,
+    last_rows,
+    path,
+    decodes,
+    draft_stride,
+    parent_stride,
+    NODES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MOST: tl.constexpr,
+    UNUSED_TOKEN: tl.constexpr,
+):
+    wait_for_previous()
+    at = tl.program_id(0)
+    is_decode = at < decodes
+    slot = tl.load(slots + at)
+    length = tl.load(lengths + slot)
+    node = tl.arange(0, WIDTH)
+    first = tl.where(is_decode, at * NODES, decodes * (NODES - 1) + at)
+    is_draft = is_decode & (node > 0) & (node < NODES)
+    parent = tl.load(parents + slot * parent_stride + node, is_draft, other=-1)
+    token = tl.load(drafts + slot * draft_stride + node - 1, is_draft, other=UNUSED_TOKEN)
+    drawn = tl.load(sampled + first + node, is_draft | (node == 0), other=UNUSED_TOKEN)
+    room = tl.where(is_decode, tl.load(bounds + at, is_decode, other=0) - length, 0)
+    current = 0
+    last = tl.sum(tl.where(node == 0, drawn, 0), 0)
+    accepted = room >= 0
+    gained = 1
+    tl.store(out + at * MOST, last)
+    tl.store(path + at * MOST, tl.where(accepted, 0, UNUSED_TOKEN).to(tl.int64))
+    for depth in tl.static_range(1, MOST):
+        right = (parent == current) & (token == last) & (depth <= room) & accepted
+        child = tl.min(tl.where(right, node, WIDTH), 0)
+        accepted = child < WIDTH
+        current = tl.where(accepted, child, current)
+        last = tl.where(accepted, tl.sum(tl.where(node == child, drawn, 0), 0), last)
+        gained += accepted.to(tl.int32)
+        tl.store(out + at * MOST + depth, tl.where(accepted, last, UNUSED_TOKEN))
+        tl.store(path + at * MOST + depth, tl.where(accepted, child, UNUSED_TOKEN).to(tl.int64))
+    tl.store(last_rows + at, (first + current).to(tl.int64))
+    tl.store(last_token + slot, tl.maximum(last, 0).to(tl.int64))
+    tl.store(lengths + slot, length + gained)
