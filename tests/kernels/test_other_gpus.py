@@ -23,6 +23,7 @@ from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import kernel as prefill
 from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
+from mla_router.worker.kernels.attention.tree_tail import TreeTail, one_part_each
 from mla_router.worker.kernels.device import (
     H200,
     Limits,
@@ -92,6 +93,23 @@ def grouped_query_attention(
         meta(8, heads, v_head_dim),
         scale=0.1,
         softcap=softcap,
+    )
+
+
+def trees(heads: int, groups: int, width: int, nodes: int) -> None:
+    chosen = gqa_tiling(heads // groups * nodes, 2 * width, on=limits(META))
+    lengths, rows = integers(8), 8 * nodes
+    tail = TreeTail(integers(rows).long(), nodes, nodes, 6400, one_part_each(8, chosen, META))
+    gqa_decode_triton(
+        meta(rows, heads, width),
+        meta(100, 64, groups * 2 * width),
+        integers(64, 64),
+        lengths.long(),
+        lengths,
+        decode_schedule_torch(lengths, max_length=8192, tiling=chosen, num_parts=64),
+        meta(rows, heads, width),
+        scale=0.1,
+        tail=tail,
     )
 
 
@@ -178,6 +196,8 @@ def launches_of_other_tiles() -> None:
             decode_attention(16, 1, 1)
             decode_attention(16, 64, 2)
             grouped_query_attention(16, 16, 192, 128)
+            trees(32, 8, 128, 8)
+            trees(32, 8, 64, 64)
             for rows, shared in ((64, 64), (4096, 0)):
                 prefill_attention(rows, shared)
             gemma(64)

@@ -9,11 +9,16 @@ import torch
 
 from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
-from mla_router.worker.kernels.kv_cache.tree_rows import Trees, look_up_nodes_torch
+from mla_router.worker.kernels.kv_cache.tree_rows import (
+    Trees,
+    look_up_nodes_torch,
+    look_up_nodes_triton,
+)
+from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 
-@pytest.mark.parametrize("op", [look_up_nodes_torch])
+@pytest.mark.parametrize("op", [look_up_nodes_torch, look_up_nodes_triton])
 def test_as_a_loop(op: Callable[..., None]) -> None:
     """Two slots with trees, one of which has room for one draft, and one that is at its end; then rows of other kinds."""
     nodes, first_row = 4, 500
@@ -60,3 +65,20 @@ def test_as_a_loop(op: Callable[..., None]) -> None:
     for tensor in found:
         assert tensor[12:].tolist() == [7, 7]
     assert visible[12:].tolist() == [0, 0] + [7] * 6
+
+
+def launches() -> None:
+    with torch.device("meta"):
+        trees = Trees(*torch.empty(3, 64, 8, dtype=torch.int64))
+        of_slots = torch.empty(64, dtype=torch.int64)
+        numbers = torch.empty(256, dtype=torch.int64)
+        found = LookedUp(numbers, numbers.int(), numbers, numbers, numbers)
+        kinds, drafts = numbers.to(torch.int8), torch.empty(64, 7, dtype=torch.int64)
+        rows = torch.empty(3, 256, dtype=torch.int64)
+        state = of_slots, drafts, of_slots.int()
+        look_up_nodes_triton(rows, kinds, trees, *state, 6400, numbers, found)
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

@@ -9,13 +9,14 @@ import torch
 
 from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.kernels.sampling.sample import sample_torch
-from mla_router.worker.kernels.sampling.top_scores import top_scores_torch
+from mla_router.worker.kernels.sampling.top_scores import top_scores_torch, top_scores_triton
+from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 VOCAB, COUNT = 5000, 5
 
 
-@pytest.mark.parametrize("op", [top_scores_torch])
+@pytest.mark.parametrize("op", [top_scores_torch, top_scores_triton])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_best_tokens(
     op: Callable[..., tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
@@ -40,3 +41,14 @@ def test_best_tokens(
     state = positions.clone(), temperature, seed, None, torch.zeros(6, dtype=torch.int64)
     sample_torch(logits, torch.arange(6), *state, sampled)
     assert torch.equal(tokens[random.to(DEVICE), 0].cpu(), sampled[random].long())
+
+
+def launches() -> None:
+    with torch.device("meta"):
+        logits, positions = torch.empty(4, 128_256), torch.empty(4, dtype=torch.int32)
+        top_scores_triton(logits, positions, positions.float(), positions.long(), 4)
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

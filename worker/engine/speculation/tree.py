@@ -28,7 +28,7 @@ from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
 from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
-from mla_router.worker.kernels.kv_cache.move_rows import move_rows
+from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 
@@ -80,6 +80,7 @@ class Tree:
         self._shape = shape
         self._forward = forward_pass
         self._state = forward_pass.slots.tree
+        self._layers = Layers.of(forward_pass.caches)
         self._draws = draws
         self._upload = Upload(forward_pass.device)
         self._graphs: dict[int, TreeGraph] = {}  # by slots
@@ -139,7 +140,7 @@ class Tree:
         """Moves the accepted nodes of the first `decodes` slots."""
         state = self._forward.slots
         move_rows(
-            self._forward.caches,
+            self._layers,
             path[:decodes],
             slots[:decodes],
             state.lengths,

@@ -161,7 +161,7 @@ def _best_of_slice_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     temperature = tl.load(temperatures + slot)
-    noise_row = _noise_row(tl.load(seeds + slot), tl.load(lengths + slot))
+    noise = noise_row(tl.load(seeds + slot), tl.load(lengths + slot))
     best_score = tl.full((), float("-inf"), tl.float32)
     best_token = part * width  # if all logits of the slice are -inf
     for start in range(part * width, min((part + 1) * width, vocab_size), BLOCK):
@@ -173,7 +173,7 @@ def _best_of_slice_kernel(
             if FILTERED:
                 score = tl.where(score < tl.load(thresholds + row), float("-inf"), score)
             score = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
-            score += _gumbel(noise_row, column)
+            score += gumbel_noise(noise, column)
         # A maximum ignores NaN: infinity stands for it, and gives NO_TOKEN as well
         score = tl.where(score < float("inf"), score, float("inf"))
         block_score, place = tl.max(
@@ -220,14 +220,16 @@ _GOLDEN, _MIX_1, _MIX_2 = (tl.constexpr(constant) for constant in (GOLDEN, MIX_1
 
 
 @triton.jit
-def _noise_row(seed, position):
+def noise_row(seed, position):
+    """Returns the state of the noise of a seed and a position, for `gumbel_noise`."""
     golden = tl.full((), _GOLDEN, tl.uint64)
     return _mix(_mix(seed.to(tl.uint64)) + position.to(tl.uint64) * golden)
 
 
 @triton.jit
-def _gumbel(noise_row, token):
-    bits = _mix(noise_row + token.to(tl.uint64) * tl.full((), _GOLDEN, tl.uint64))
+def gumbel_noise(state, token):
+    """Returns the noise of tokens, as `noise.gumbel`."""
+    bits = _mix(state + token.to(tl.uint64) * tl.full((), _GOLDEN, tl.uint64))
     uniform = ((bits >> 41).to(tl.uint32).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
     return -tl.log(-tl.log(uniform))
 

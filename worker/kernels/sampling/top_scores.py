@@ -7,9 +7,16 @@ the one that `sample` draws, and all are a draw without replacement (Gumbel-top-
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.sampling.noise import gumbel
+from mla_router.worker.kernels.sampling.sample import gumbel_noise, noise_row
+
+# Columns of a program, which finds the best of them
+_BLOCK = 4096
 
 
 def top_scores(
@@ -18,7 +25,8 @@ def top_scores(
     """Returns the `count` best tokens of each row of `logits` [R, V], best first, [R, count] int64, and the logarithms of
     their shares in softmax(scores), float32. `positions` [R] int32: of these tokens. `temperature` [R] float32, `seed` [R]
     int64. The arithmetic is float32."""
-    return top_scores_torch(logits, positions, temperature, seed, count)
+    op = top_scores_triton if logits.is_cuda else top_scores_torch
+    return op(logits, positions, temperature, seed, count)
 
 
 def top_scores_torch(
@@ -30,3 +38,72 @@ def top_scores_torch(
     scores = torch.where(draws, scores + noise, scores)
     best, tokens = scores.topk(count)
     return tokens, best - scores.logsumexp(dim=1, keepdim=True)
+
+
+def top_scores_triton(
+    logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Finds the best tokens of each block of a row, then the best of these. A score that is not finite counts as -inf."""
+    rows, vocab_size = logits.shape
+    per_row = positions, temperature, seed
+    assert logits.stride(1) == 1 and all(
+        x.shape == (rows,) and x.stride() == (1,) for x in per_row
+    ), f"logits {tuple(logits.shape)} {logits.stride()}, {[x.stride() for x in per_row]}"
+    blocks = triton.cdiv(vocab_size, _BLOCK)
+    assert count <= _BLOCK, f"{count} of {_BLOCK}"
+    best = torch.empty(rows, blocks * count, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, blocks * count, dtype=torch.int64, device=logits.device)
+    totals = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
+    _top_of_block_kernel[(rows, blocks)](
+        logits,
+        positions,
+        temperature,
+        seed,
+        best,
+        tokens,
+        totals,
+        logits.stride(0),
+        vocab_size,
+        BLOCK=_BLOCK,
+        COUNT=count,
+        num_warps=8,
+        **launch_options(),
+    )
+    best, at = best.topk(count)
+    return tokens.gather(1, at), best - totals.logsumexp(dim=1, keepdim=True)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "temperatures", "seeds"])
+def _top_of_block_kernel(
+    logits,
+    positions,
+    temperatures,
+    seeds,
+    best,
+    tokens,
+    totals,
+    stride,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    wait_for_previous()
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab_size
+    score = tl.load(logits + row * stride + column, inside, other=float("-inf")).to(tl.float32)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        score = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
+        noise = noise_row(tl.load(seeds + row), tl.load(positions + row))
+        score += gumbel_noise(noise, column)
+    score = tl.where(score < float("inf"), score, float("-inf"))
+    at = row * tl.num_programs(1) + block
+    largest = tl.maximum(tl.max(score, 0), -1e30)
+    tl.store(totals + at, largest + tl.log(tl.sum(tl.exp(score - largest), 0)))
+    for rank in tl.static_range(COUNT):
+        found, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+        tl.store(best + at * COUNT + rank, found)
+        token = tl.minimum(block * BLOCK + place, vocab_size - 1)
+        tl.store(tokens + at * COUNT + rank, token.to(tl.int64))
+        score = tl.where(column == block * BLOCK + place, float("-inf"), score)
