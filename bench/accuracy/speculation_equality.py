@@ -5,20 +5,22 @@
 
 For each setting it starts a server, sends word problems (`run.py`) and random requests of every kind (`random_requests.py`)
 at once, and compares their answers with those of the first server, which has no drafts: token ids, texts, tool calls, ends
-and counts. `--kill` adds a server of two workers, of which one is killed by SIGKILL in the middle; its requests continue on
-the other one. The exit status is 1 if an answer differs in float32.
+and counts. `--kill` adds a router in front of two workers, on the same GPU if there is one. One of them is killed by SIGKILL
+in the middle; its requests continue on the other one. The exit status is 1 if an answer differs in float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import sys
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from launched import launched
 from record import record
 
 from mla_router.worker.config import SMALL_MODEL
+from support import processes
 from support.processes import get_json, workers
 from support.procfs import listener
 
@@ -103,7 +106,7 @@ def settings(args: argparse.Namespace) -> list[Setting]:
     return found
 
 
-def to_argv(args: argparse.Namespace, flags: Flags) -> list[str]:
+def worker_flags(args: argparse.Namespace, setting: Setting) -> Flags:
     common: Flags = {
         "model-path": str(args.model_path),
         "served-model-name": "mla-small",
@@ -115,21 +118,39 @@ def to_argv(args: argparse.Namespace, flags: Flags) -> list[str]:
     }
     if args.device == "cpu":
         common["cpu-threads"] = 1
-    argv = []
-    for name, value in (common | flags).items():
-        argv.append(f"--{name}" if value is True else f"--{name}={value}")
-    return argv
+    else:
+        common["cuda-graph-max-bs"] = args.parallel
+        common["piecewise-cuda-graph-max-tokens"] = 512
+    return common | setting.flags
+
+
+@contextlib.contextmanager
+def served(args: argparse.Namespace, setting: Setting) -> Iterator[tuple[str, list[str]]]:
+    """Starts a server; yields its URL and those of its workers."""
+    flags = worker_flags(args, setting)
+    if not setting.killed:
+        argv = [
+            f"--{name}" if value is True else f"--{name}={value}" for name, value in flags.items()
+        ]
+        with launched(argv, workers=1) as url:
+            yield url, [entry["url"] for entry in workers(url)]
+        return
+    own = {name.replace("-", "_"): value for name, value in flags.items() if name != "model-path"}
+    starts = [processes.worker(args.model_path, **own) for _ in range(2)]
+    with processes.together(*starts) as running:
+        urls = [worker.url for worker in running]
+        with processes.router(urls) as router:
+            processes.wait_until(
+                lambda: len(processes.healthy_workers(router.url)) == 2, "two workers"
+            )
+            yield router.url, urls
 
 
 def serve(args: argparse.Namespace, setting: Setting, asked: list[Request]) -> Result:
-    count = 2 if setting.killed else 1
-    with launched(to_argv(args, setting.flags), workers=count) as url:
-        urls = [entry["url"] for entry in workers(url)]
-        answers = asyncio.run(
-            ask_all(url, asked, args.parallel, urls[0] if setting.killed else None)
-        )
-        result = Result(answers)
-        for worker in urls[1:] if setting.killed else urls:
+    with served(args, setting) as (url, urls):
+        victim, *others = urls if setting.killed else [None, *urls]
+        result = Result(asyncio.run(ask_all(url, asked, args.parallel, victim)))
+        for worker in others:
             (state,) = get_json(f"{worker}/get_server_info")["internal_states"]
             result.drafts += state["draft_tokens"]
             result.accepted += state["accepted_tokens"]
@@ -184,6 +205,7 @@ def compare(asked: list[Request], first: list[Answer], other: list[Answer]) -> d
 
 def main() -> int:
     args = parse_args()
+    processes.EVENT_TIMEOUT_S = 600.0  # a GPU's first start compiles kernels
     asked = word_problems(args.num_shots, args.num_questions, args.seed)
     draw = random_requests(args.num_random, args.seed)
     # Random requests among the problems, so that each batch has several kinds

@@ -183,6 +183,7 @@ class Engine:
                     forward.source,
                 )
             )
+            pending.extend()
         return pending
 
     @torch.inference_mode()
