@@ -23,7 +23,7 @@ def test_formats_of_the_small_model(
 ) -> None:
     """Random weights show that a loss would be seen."""
     monkeypatch.setitem(formats.FORMATS, "random", {"load_format": "dummy"})
-    sizes = ["--num-questions=16", "--num-shots=1", "--num-samples=4", "--new-tokens=64"]
+    sizes = ["--num-questions=8", "--num-shots=1", "--num-samples=2", "--new-tokens=48"]
     names = [formats.PLAIN, *quantized, "random"]
     words = ["formats.py", "--formats", *names, *sizes, f"--out={tmp_path / 'out'}"]
     monkeypatch.setattr(sys, "argv", words)
@@ -35,5 +35,5 @@ def test_formats_of_the_small_model(
     assert plain["accuracy"] == 1.0 and plain["kl"] < 1e-8
     assert random["accuracy"] == 0.0 and random["kl"] > 1
     for line in found.values():
-        assert line["accuracy"] >= 15 / 16
+        assert line["accuracy"] >= 7 / 8
         assert 1e-6 < line["kl"] < 0.05, line

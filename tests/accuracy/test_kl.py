@@ -39,6 +39,7 @@ def test_the_small_model_by_every_way(small_worker: str, other_worker: Running) 
     assert strict.returncode == 1, strict.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_with_nothing_but_a_config(tmp_path: Path) -> None:
     """Workers of its own, random weights, and a tokenizer that knows fewer tokens than the model."""
     config = raw_config(CONFIGS["v2_lite"]) | {"vocab_size": 4096}

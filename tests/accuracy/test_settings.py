@@ -11,6 +11,7 @@ import settings
 from run import Answer
 
 
+@pytest.mark.slow
 def test_a_model_of_random_weights_answers_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

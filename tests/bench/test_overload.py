@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.processes import ROOT
 
 
+@pytest.mark.slow
 def test_every_request_is_counted(tmp_path: Path) -> None:
     out = tmp_path / "line.jsonl"
     flags = ["--seconds=1", "--loads=1,2", "--long-tokens=200", "--workers=1", f"--out={out}"]

@@ -19,7 +19,8 @@ from support import client, processes
 from support.reference import Reference
 from support.tiny_model import CONFIGS, write_tiny_model
 
-ABORTS = [150, pytest.param(1_000, marks=pytest.mark.slow)]
+# (requests, workers)
+ABORTS = [(150, 1), pytest.param(1_000, 2, marks=pytest.mark.slow)]
 CONCURRENCY = 48  # more than the workers' places together, so that some requests wait
 CONTEXT = 32_768
 ENDLESS = 20_000  # tokens: no request may end by itself before it is left, however late that is
@@ -124,15 +125,15 @@ def wait_until_idle(url: str) -> dict[str, Any]:
     return processes.wait_until(idle, f"{url} has nothing left to do")
 
 
-@pytest.mark.parametrize("count", ABORTS)
-def test_aborts_leak_nothing(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "dp_size"), ABORTS)
+def test_aborts_leak_nothing(count: int, dp_size: int, tmp_path: Path) -> None:
     rng = random.Random(count)
     write_tiny_model(tmp_path, **CONFIGS["v3"] | {"max_position_embeddings": CONTEXT})
     reference = Reference(tmp_path)
     prompts = [[rng.randrange(256) for _ in range(length)] for length in (5, 64, 700)]
     expected = [reference.greedy(prompt, 16).tokens for prompt in prompts]
 
-    with processes.server(dp_size=2, model_path=tmp_path, **WORKER) as server:
+    with processes.server(dp_size, tmp_path, **WORKER) as server:
         workers = [entry["url"] for entry in processes.workers(server.url)]
 
         async def answers() -> list[list[list[int]]]:
@@ -149,7 +150,7 @@ def test_aborts_leak_nothing(count: int, tmp_path: Path) -> None:
                 assert min(storm.states["waiting"], storm.states["running"]) > count / 10
                 return storm.left
 
-        assert asyncio.run(answers()) == [expected] * 3
+        assert asyncio.run(answers()) == [expected] * (1 + dp_size)
         left = asyncio.run(storm())
         print(left)
         assert left.total() == count
@@ -168,4 +169,4 @@ def test_aborts_leak_nothing(count: int, tmp_path: Path) -> None:
             lambda: not any(entry["requests"] for entry in processes.workers(server.url)),
             "the router counts no requests",
         )
-        assert asyncio.run(answers()) == [expected] * 3
+        assert asyncio.run(answers()) == [expected] * (1 + dp_size)

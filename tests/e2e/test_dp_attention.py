@@ -138,6 +138,7 @@ def test_all_dp_ranks_are_unhealthy_while_one_is_stopped(group: processes.Runnin
     wait_until(lambda: len(processes.healthy_workers(group.url)) == 2, "in rotation")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_group_and_streams_go_on(
     group: processes.Running, small_worker: str
 ) -> None:

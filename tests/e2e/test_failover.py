@@ -21,7 +21,7 @@ from support.procfs import Pid, descendants, listener
 
 CLIENTS = 12
 # Between two requests of a client. Without it they would take the cores from a worker that starts again.
-PAUSE_S = 0.2
+PAUSE_S = 1.0
 HELD = 2
 
 
@@ -57,7 +57,9 @@ async def until_served_by(worker: str, answers: list[Answer], count: int) -> Non
     await asyncio.to_thread(processes.wait_until, landed, f"{count} requests on {worker}")
 
 
-@pytest.mark.parametrize("victim", ["server process", "scheduler process"])
+@pytest.mark.parametrize(
+    "victim", ["server process", pytest.param("scheduler process", marks=pytest.mark.slow)]
+)
 def test_kill_9_of_a_worker_loses_no_request(mortal_server: processes.Running, victim: str) -> None:
     server = mortal_server
     url = processes.workers(server.url)[0]["url"]

@@ -36,8 +36,12 @@ NEW_TOKENS = 12
 SIZES = [(42, 42), (55, 90), (301, 17), (5, 160), (128, 128)]
 SETTINGS: list[dict[str, Flag]] = [
     {"page_size": 1},
-    {"page_size": 16, "chunked_prefill_size": 7, "disable_overlap_schedule": True},
-    {"page_size": 16, "tp_size": 2},
+    {
+        "page_size": 16,
+        "tp_size": 2,
+        "chunked_prefill_size": 7,
+        "disable_overlap_schedule": True,
+    },
 ]
 
 

@@ -127,7 +127,7 @@ def test_interrupted_streams_continue_on_another_worker(workers: dict[str, Runni
 
     async def compare(http: aiohttp.ClientSession, seed: int) -> int:
         whole = await stream(http, here, body(seed))
-        for cut in range(1 + seed, len(whole.events) - 2, 4):
+        for cut in range(1 + seed, len(whole.events) - 2, 8):
             rest = await stream(http, there, body(seed), continuation=whole.after(cut))
             assert text_of(rest) == text_of(Stream(200, {}, whole.events[cut:]))
         ids = [mark.split(" ")[1] for event in whole.events for mark in event.marks]
@@ -149,7 +149,7 @@ def test_a_stream_interrupted_within_a_run_continues_it(workers: dict[str, Runni
             whole = await stream(http, here, body(1))
             given = whole.after(len(whole.events) - 2)
             ids = given["choices"][0]["token_ids"]
-            for cut in range(1, len(ids) - 1, 6):
+            for cut in range(1, len(ids) - 1, 16):
                 given["choices"] = [{"token_ids": ids[:cut], "finish_reason": None}]
                 rest = await stream(http, there, body(1), continuation=given)
                 again = rest.after(len(rest.events) - 2, given)

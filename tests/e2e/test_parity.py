@@ -22,13 +22,6 @@ Flags = dict[str, int]
 
 LENGTHS = (1, 15, 16, 17, 100, 333)
 NEW_TOKENS = 24
-# Every run tests one config of each family, with as many features as possible.
-SERVED = [
-    pytest.param(
-        name, marks=() if name in ("v3", "llama_gqa", "qwen2", "gemma2") else pytest.mark.slow
-    )
-    for name in CONFIGS
-]
 TOLERANCE = 1e-4  # of a logprob
 
 # Two workers with different settings that must not change a token.
@@ -68,8 +61,23 @@ def check(
             assert answer.cached_tokens == cached[i], where
 
 
-@pytest.mark.parametrize("name", SERVED)
+# Every run tests three families, the first with both settings. tests/e2e/test_images.py has Qwen2.
+USUAL: dict[str, Sequence[Flags]] = {
+    "v3": (WHOLE, CHUNKED),
+    "llama_gqa": (WHOLE,),
+    "gemma2": (CHUNKED,),
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    check_folder(name, tmp_path, Reference(tmp_path), USUAL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "v3"])
+def test_all_configs_with_all_settings(name: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
     check_folder(name, tmp_path, Reference(tmp_path))
 

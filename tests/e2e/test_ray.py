@@ -111,6 +111,7 @@ async def kill_under_streams(url: str, kill: Any) -> None:
         assert await running == expected
 
 
+@pytest.mark.slow
 def test_workers_follow_the_nodes_of_the_cluster(cluster: Cluster) -> None:
     doomed = cluster.add_node(num_cpus=1)
     with launched(cluster, dp_size=3) as server:
@@ -157,11 +158,14 @@ def test_an_address_without_a_cluster_is_one_line() -> None:
         assert server.output().count("\n") == 1
 
 
-def test_the_end_of_the_launcher_leaves_nothing_on_the_nodes(cluster: Cluster) -> None:
-    with launched(cluster, dp_size=1) as server:
-        wait_until(
-            lambda: any("mla_router.worker" in pid.command for pid in of_nodes(server)), "a worker"
-        )
+def test_a_worker_of_a_node_serves_and_ends_with_the_launcher(cluster: Cluster) -> None:
+    with launched(cluster, dp_size=1, cpu_threads=1) as server:
+        wait_until(lambda: "listening on" in server.output(), "the router listens")
+        wait_until(lambda: healthy_workers(server.url), "a worker in rotation")
+        assert any("mla_router scheduler" in pid.command for pid in of_nodes(server))
+        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3}
+        answer = processes.post_json(server.url + "/v1/completions", body)
+        assert answer["usage"]["completion_tokens"] == 3
         server.process.kill()
         wait_until(lambda: not of_nodes(server), "nothing is left on the nodes")
 

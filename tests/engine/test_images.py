@@ -13,6 +13,7 @@ from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
+from support.corners import corners
 from support.image_requests import image_script
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
 from support.tiny_llava import write_tiny_llava
@@ -64,15 +65,17 @@ def requests() -> list[ToScheduler]:
     return [message for messages in script.values() for message in messages]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
-    "tight",
-    [
-        {},
-        {"num_pages": 60},  # requests are retracted
-        {"image_tokens": 60, "image_tiles": 2},  # two images at a time
-        {"num_pages": 60, "image_tokens": 1, "image_tiles": 1},  # one request with images at a time
-    ],
+    ("tight", "overlap"),
+    corners(
+        [
+            {},
+            {"num_pages": 60},  # requests are retracted
+            {"image_tokens": 60, "image_tiles": 2},  # two images at a time
+            {"num_pages": 60, "image_tokens": 1, "image_tiles": 1},  # one request with images
+        ],
+        [True, False],
+    ),
 )
 def test_tokens_of_a_busy_scheduler(
     folder: Path, wanted: dict[str, list[int]], tight: dict[str, int], overlap: bool

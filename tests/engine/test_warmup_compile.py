@@ -92,7 +92,7 @@ def test_the_cut_keeps_each_kind_of_layer(tmp_path: Path) -> None:
     assert len(layers) == 5
 
 
-@pytest.mark.parametrize("threads", ["compile", "fail"])
+@pytest.mark.parametrize("threads", ["compile", pytest.param("fail", marks=pytest.mark.slow)])
 def test_launches_find_the_compiled_kernels(tmp_path: Path, threads: str) -> None:
     """Kernels are compiled in threads, or afterwards in the main thread if the threads fail."""
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}

@@ -50,7 +50,7 @@ CASES = {
     "fp8-keys": Case("llama-3-8b", 3, context=8192, kv_cache_dtype=torch.float8_e5m2),
     "few-slots": Case("deepseek-v2-lite", 3, slots=24),
 }
-USUAL = ("v2-lite", "v3", "fp8-keys")  # the others are `slow`
+USUAL = ("v3", "fp8-keys")  # the others are `slow`
 SAMPLING = [
     SamplingParams(2),
     SamplingParams(2, temperature=0.7),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.model.loader import load_model
+from support.corners import corners
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -17,9 +18,10 @@ PROMPT = list(range(7, 257))
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16]}
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "quantized", "dtype"),
+    corners(list(CONFIGS), [False, True], [torch.float32, torch.float16]),
+)
 def test_logits_are_finite_and_tokens_spread_over_experts(
     tmp_path: Path, name: str, quantized: bool, dtype: torch.dtype
 ) -> None:

@@ -35,6 +35,7 @@ def test_config_and_shapes_are_those_of_the_script() -> None:
     assert shapes == small_model.tensor_shapes(small_model.CONFIG)
 
 
+@pytest.mark.slow
 def test_files_are_those_that_the_script_makes(tmp_path: Path) -> None:
     small_model.write_files(tmp_path)
     for file in tmp_path.iterdir():

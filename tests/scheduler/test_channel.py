@@ -53,11 +53,13 @@ class Servers:
         return self.decoder.decode(self.inboxes[server].recv())
 
 
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
-    servers = Servers(tmp_path)
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The servers of a scheduler. The requests of the first test arrive before it is ready."""
+    folder = tmp_path_factory.mktemp("ipc")
+    servers = Servers(folder)
     flags = [f"--tokenizer-worker-num={SERVERS}", "--max-total-tokens=4096", "--cpu-threads=1"]
-    command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
+    command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={folder}"]
     process = subprocess.Popen([*command, *flags])
     try:
         yield servers
@@ -67,13 +69,6 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         process.kill()
         process.wait()
         servers.context.destroy(linger=0)
-
-
-def all_are_ready(servers: Servers) -> None:
-    """Waits for the scheduler, which takes seconds to start."""
-    readies = [servers.receive(server) for server in range(SERVERS)]
-    assert isinstance(readies[0], Ready)
-    assert readies == [readies[0]] * SERVERS
 
 
 def test_each_server_gets_messages_of_its_requests(servers: Servers) -> None:
@@ -88,8 +83,10 @@ def test_each_server_gets_messages_of_its_requests(servers: Servers) -> None:
     for server in range(SERVERS):
         servers.send(GetStats(100 + server, server))
     servers.send(StartProfile(7, 1, 2))
-    all_are_ready(servers)
 
+    readies = [servers.receive(server) for server in range(SERVERS)]
+    assert isinstance(readies[0], Ready)
+    assert readies == [readies[0]] * SERVERS
     for server in range(SERVERS):
         own = {rid for rid, request in requests.items() if request.server == server}
         ended: list[tuple[str, str]] = []
@@ -123,7 +120,6 @@ def test_a_step_is_one_message_a_server(servers: Servers) -> None:
     ]
     for request in requests:
         servers.send(request)
-    all_are_ready(servers)
     for server in range(SERVERS):
         running: set[str] = set()
         ended: set[str] = set()

@@ -113,7 +113,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(requests=REQUESTS, seed=st.integers(0, 1000))
 def test_decode_rows_compute_the_same_as_chunks(
     engines: tuple[Engine, Engine], requests: list[tuple[int, int, bool]], seed: int
@@ -171,7 +171,7 @@ def test_decode_rows_compute_the_same_as_chunks(
     assert others == wanted
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_requests_get_the_same_tokens(
     engines: tuple[Engine, Engine], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,7 @@ def test_sigterm_drains_all() -> None:
         assert "Traceback" not in worker.running.output()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all() -> None:
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams:
@@ -323,7 +324,7 @@ def test_port_0_and_a_key() -> None:
             assert "s3cret" not in Path(f"/proc/{child.number}/cmdline").read_text()
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_taken_port(shared: bool) -> None:
     """Also one that its owner would share."""
     with socket.socket() as taken:

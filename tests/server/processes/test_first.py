@@ -90,7 +90,7 @@ def test_a_taken_port() -> None:
     assert "in use" in line
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_folder_without_a_tokenizer(tmp_path: Path, servers: int) -> None:
     shutil.copy(SMALL_MODEL / "config.json", tmp_path)
     flags = {"model_path": tmp_path, "tokenizer_worker_num": servers}
@@ -212,7 +212,10 @@ def test_sigterm_lets_requests_finish() -> None:
         assert code == 0
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGINT], pytest.param([signal.SIGTERM, signal.SIGTERM], marks=pytest.mark.slow)],
+)
 def test_stopping_at_once(signals: list[signal.Signals]) -> None:
     async def run(worker: FakeWorker) -> tuple[int, list[str]]:
         whole, events, http = await open_both(worker, script(hold_after=1))
@@ -274,7 +277,7 @@ def test_prompts_that_would_wait_too_long() -> None:
         asyncio.run(run(worker))
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_more_requests_than_places(servers: int) -> None:
     """The fake scheduler runs 128 requests. With a queue of 2, the 131st request is refused by any process."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -45,24 +46,31 @@ def test_a_queue_that_seems_to_end_behind_the_first_token() -> None:
     assert (timing.time_to_first_token_ms, timing.tokens_per_second) == (0.0, 0.0)
 
 
+@pytest.fixture(scope="module")
+def telling() -> Iterator[FakeWorker]:
+    with fake_worker(enable_per_request_metrics=True) as worker:
+        yield worker
+
+
 @pytest.mark.parametrize("path", BODIES)
-def test_in_answers_if_the_flag_asks_for_it(worker: FakeWorker, path: str) -> None:
+def test_in_answers_if_the_flag_asks_for_it(
+    worker: FakeWorker, telling: FakeWorker, path: str
+) -> None:
     body = BODIES[path] | {"max_tokens": 4, "cache_salt": script(say=[300])}
     assert "metrics" not in post_json(worker.url + path, body)
-    with fake_worker(enable_per_request_metrics=True) as telling:
-        metrics = post_json(telling.url + path, body)["metrics"]
-        assert set(metrics) == set(Timing.__struct_fields__)
-        assert all(value >= 0 for value in metrics.values())
+    metrics = post_json(telling.url + path, body)["metrics"]
+    assert set(metrics) == set(Timing.__struct_fields__)
+    assert all(value >= 0 for value in metrics.values())
 
-        async def run() -> list[str]:
-            asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-            async with (
-                client.session() as http,
-                http.post(telling.url + path, json=asked) as response,
-            ):
-                return [event async for event in client.sse_events(response)]
+    async def run() -> list[str]:
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        async with (
+            client.session() as http,
+            http.post(telling.url + path, json=asked) as response,
+        ):
+            return [event async for event in client.sse_events(response)]
 
-        *others, last, done = asyncio.run(run())
-        assert done == "[DONE]"
-        assert set(json.loads(last)["metrics"]) == set(Timing.__struct_fields__)
-        assert not any("metrics" in json.loads(event) for event in others)
+    *others, last, done = asyncio.run(run())
+    assert done == "[DONE]"
+    assert set(json.loads(last)["metrics"]) == set(Timing.__struct_fields__)
+    assert not any("metrics" in json.loads(event) for event in others)
