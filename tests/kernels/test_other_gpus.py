@@ -223,7 +223,9 @@ def check_on_others(launched: Callable[[], None]) -> None:
         assert report.shared_bytes <= found.shared_bytes, report
         # As on an H200, tiles of 64 query rows keep addresses on the stack
         tall = report.kernel == "attend_kernel" and report.constants["BLOCK_ROWS"] == 64
-        assert report.spill_bytes <= (128 if tall else 0), report
+        # The merge of two lists of parts takes all registers of some GPUs
+        most = 128 if tall else 16 if report.kernel == "merge_kernel" else 0
+        assert report.spill_bytes <= most, report
         report.check_order()
 
 
