@@ -10,6 +10,7 @@ read. The floor of a decode step is the time to read the weights that the batch 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import random
@@ -120,6 +121,12 @@ class Batch:
         admitted = tuple(Admitted(slot, self.sampling, self.prompts[slot][:1]) for slot in slots)
         return replace(self.decode_plan(0), page_writes=self.page_writes(slots), admitted=admitted)
 
+    def decode_plans(self, count: int) -> Iterator[StepPlan]:
+        """Yields `count` decode steps behind the prompts, however many steps there were: rows whose slot is behind the bound
+        of its plan would be idle."""
+        self.engine.slots.lengths.fill_(self.length + 1)
+        yield from map(self.decode_plan, range(count))
+
     def decode_plan(self, step: int) -> StepPlan:
         lengths = (self.length + 1 + step,) * self.size
         return StepPlan(tuple(range(self.size)), lengths, (), (), ())
@@ -187,9 +194,8 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
         prefill = min(sum(step_times(engine, batch.prefill_plans(budget))[0]) for _ in range(3))
         speed_of_it = size * args.input_len / prefill
         print(f"Prefill. latency: {prefill:.5f} s, throughput: {speed_of_it:9.2f} token/s")
-    plans = [batch.decode_plan(step) for step in range(args.output_len - 1)]
-    step_times(engine, iter(plans))
-    times, results = step_times(engine, iter(plans))
+    step_times(engine, batch.decode_plans(args.output_len - 1))
+    times, results = step_times(engine, batch.decode_plans(args.output_len - 1))
     median = statistics.median(times[1:])
     print(
         f"Decode.  median latency: {median:.5f} s, median throughput: {size / median:9.2f} token/s"
@@ -199,9 +205,9 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
         tokens = size * (args.input_len + args.output_len)
         print(f"Total. latency: {total:6.3f} s, throughput: {tokens / total:9.2f} token/s")
     if args.profile:
-        trace(engine, plans[:4], args.profile / f"decode_{size}.json")
+        trace(engine, batch.decode_plans(4), args.profile / f"decode_{size}.json")
         if not args.no_prefill:
-            prompts = list(batch.prefill_plans(budget))[:4]
+            prompts = itertools.islice(batch.prefill_plans(budget), 4)
             trace(engine, prompts, args.profile / f"prefill_{size}.json")
     floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
     distinct = len({token for result in results for (token,) in result.tokens})
@@ -217,13 +223,13 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
     }
 
 
-def trace(engine: Engine, plans: list[StepPlan], file: Path) -> None:
+def trace(engine: Engine, plans: Iterator[StepPlan], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if engine.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profile:
-        step_times(engine, iter(plans))
+        step_times(engine, plans)
     profile.export_chrome_trace(str(file))
     sort = "self_cuda_time_total" if engine.device.type == "cuda" else "self_cpu_time_total"
     print(profile.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=70))

@@ -37,7 +37,6 @@ from kernel_shares import shares
 from loopback import Link, LoopbackGroup, random_rows
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_device, choose_dtype, load_engine
 from mla_router.worker.kernels.comm.groups import Groups
@@ -132,17 +131,18 @@ def leave_out(engine: Engine, layers: int) -> None:
     engine.capture_graphs(engine.runners.sizes)
 
 
-def decode_plans(engine: Engine, requests: int, args: argparse.Namespace) -> list[StepPlan]:
-    """Admits `requests` and returns the plans of their decode steps."""
+def admit(engine: Engine, requests: int, args: argparse.Namespace) -> Batch:
+    """Returns a batch of `requests` whose prompts count as computed."""
     batch = Batch(engine, requests, args)
     step_times(engine, iter([batch.begin_without_prefill()]))
-    return [batch.decode_plan(step) for step in range(1, STEPS + 1)]
+    return batch
 
 
 def decode_ms(engine: Engine, requests: int, args: argparse.Namespace) -> float:
     """Returns the median milliseconds of a decode step."""
-    plans = decode_plans(engine, requests, args)
-    times = [time for _ in range(3) for time in step_times(engine, iter(plans))[0][2:]]
+    batch, times = admit(engine, requests, args), list[float]()
+    for _ in range(3):
+        times += step_times(engine, batch.decode_plans(STEPS))[0][2:]
     return 1e3 * statistics.median(times)
 
 
@@ -287,7 +287,8 @@ def kernel_splits(
     if engine.device.type != "cuda":
         raise SystemExit("--kernels: only a GPU has kernels")
     steps = {
-        size: decode_plans(engine, division.requests(size), args) for size in args.batch_size[-1:]
+        size: list(admit(engine, division.requests(size), args).decode_plans(STEPS))
+        for size in args.batch_size[-1:]
     }
     if args.prefill_tokens:
         batch = Batch(engine, max(1, args.prefill_tokens // args.input_len), args)

@@ -105,11 +105,13 @@ class Comparison:
         batch = Batch(engine, size, args)
         capture_graphs(engine, GraphSizes())
         step_times(engine, batch.prefill_plans(args.max_prefill_tokens))
-        plans = [batch.decode_plan(step) for step in range(args.output_len - 1)]
+
+        def once() -> list[float]:
+            return step_times(engine, batch.decode_plans(args.output_len - 1))[0][1:]
 
         def measure() -> list[float]:
-            step_times(engine, iter(plans))
-            return [time for _ in range(3) for time in step_times(engine, iter(plans))[0][1:]]
+            once()
+            return [time for _ in range(3) for time in once()]
 
         with given_tokens(engine):
             return self._run(f"decode step, batch {size}", GraphSizes(decode=[size]), measure)

@@ -77,10 +77,10 @@ def beside(engine: Engine, batch: Batch, steps: int, tiles: int) -> dict[str, fl
     tower = Tower(engine, tiles) if tiles else None
 
     def plans() -> Any:
-        for step in range(steps):
+        for plan in batch.decode_plans(steps):
             if tower is not None:
                 tower.go_on()
-            yield batch.decode_plan(step)
+            yield plan
 
     _synchronize(engine)
     begin = time.perf_counter()
