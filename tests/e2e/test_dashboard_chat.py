@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,19 +39,30 @@ print("<b>17</b>" + "25")
 > <img src=x onerror="document.title='taken'"> <script>document.title='taken'</script>
 """
 BODY = "document.querySelector('#talk .assistant .body')"
+PREVIEWS = "document.querySelectorAll('#pictures img').length"
+SHOWN = "[...document.querySelectorAll('#talk .user img')].map((picture) => picture.naturalWidth)"
+# Two PNGs of 1 and 2 pixels
+SMALL, WIDE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC",
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAADUlEQVR4nGP4z8AARAAI/gH/xp559wAAAABJRU5ErkJggg==",
+)
 TEXTS = "[...document.querySelectorAll('#talk article .body')].map((body) => body.innerText)"
 
 
 class Engine:
     """Answers each conversation with a text in several pieces, or without end."""
 
-    def __init__(self, answer: str | None = ANSWER) -> None:
+    def __init__(self, answer: str | None = ANSWER, *, images: bool = False) -> None:
         self.answer = answer
+        self.images = images
+        self.refusal = ""  # instead of an answer
         self.requests: list[dict[str, Any]] = []
         self.left = asyncio.Event()  # a client has left before the end
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(await request.json())
+        if self.refusal:
+            return web.json_response({"error": {"message": self.refusal}}, status=400)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -58,6 +71,12 @@ class Engine:
             self.left.set()
             raise
         return response
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "scripted"}]})
+
+    async def _model_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"has_image_understanding": self.images})
 
     async def _write(self, response: web.StreamResponse) -> None:
         async def event(data: str) -> None:
@@ -86,6 +105,8 @@ async def _anything(_: web.Request) -> web.Response:
 async def _page(engine: Engine, **config: Any) -> AsyncIterator[browser.Page]:
     app = web.Application(handler_args={"handler_cancellation": True})
     app.router.add_post("/v1/chat/completions", engine._chat)
+    app.router.add_get("/v1/models", engine._models)
+    app.router.add_get("/get_model_info", engine._model_info)
     app.router.add_get("/{path:.*}", _anything)
     async with test_utils.TestServer(app) as worker:
         url = str(worker.make_url("")).rstrip("/")
@@ -205,5 +226,86 @@ def test_the_key_of_the_page_opens_the_chat_and_a_failed_question_can_be_asked_a
             await page.evaluate("document.querySelector('#client-key').value = 'a-key'")
             await page.click("#send")
             await page.until(f"{TEXTS}.at(-1) == 'Yes.'")
+
+    asyncio.run(check())
+
+
+def test_pictures_are_chosen_pasted_dropped_removed_and_sent(tmp_path: Path) -> None:
+    small, wide = tmp_path / "small.png", tmp_path / "wide.png"
+    small.write_bytes(base64.b64decode(SMALL))
+    wide.write_bytes(base64.b64decode(WIDE))
+    (tmp_path / "text.txt").write_text("no picture")
+
+    def handed(event: str, selector: str, holder: str) -> str:
+        """Returns a script that pastes or drops the wide picture."""
+        return f"""(() => {{
+          const data = new DataTransfer();
+          const bytes = Uint8Array.from(atob("{WIDE}"), (one) => one.charCodeAt(0));
+          data.items.add(new File([bytes], "wide.png", {{ type: "image/png" }}));
+          const event = new {event} {{ {holder}: data, bubbles: true, cancelable: true }});
+          document.querySelector("{selector}").dispatchEvent(event);
+        }})()"""
+
+    async def check() -> None:
+        engine = Engine("A dot.", images=True)
+        async with _page(engine) as page:
+            await page.until("document.querySelector('#add-picture').checkVisibility()")
+            await page.choose("#picture-files", small, wide)
+            await page.until(f"{PREVIEWS} == 2")
+            await page.click("#pictures li:first-child button")
+            assert await page.evaluate(PREVIEWS) == 1
+            await page.evaluate(handed("ClipboardEvent('paste',", "#message", "clipboardData"))
+            await page.until(f"{PREVIEWS} == 2")
+            await page.evaluate(handed("DragEvent('drop',", "#talk", "dataTransfer"))
+            await page.until(f"{PREVIEWS} == 3")
+            await page.choose("#picture-files", tmp_path / "text.txt")
+            await page.until("document.querySelector('#picture-refused').checkVisibility()")
+            refused = await page.evaluate("document.querySelector('#picture-refused').textContent")
+            assert refused == "text.txt is not a PNG, JPEG, WebP, GIF or BMP picture."
+            await page.choose("#picture-files", small)
+            await page.until(f"{PREVIEWS} == 4")
+            await page.type("#message", "What is it?")
+            await _until_answered(page, 1)
+            assert await page.evaluate(PREVIEWS) == 0
+            (message,) = engine.requests[0]["messages"]
+            urls = [f"data:image/png;base64,{data}" for data in (WIDE, WIDE, WIDE, SMALL)]
+            sent = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+            assert message["content"] == [*sent, {"type": "text", "text": "What is it?"}]
+            # The conversation keeps its pictures, also after a reload, and the next question has none of its own
+            await page.reload()
+            await page.until(f"{SHOWN}.join() == '2,2,2,1'")
+            await page.until("document.querySelector('#state').textContent == 'serving'")
+            await page.type("#message", "Sure?")
+            await _until_answered(page, 2)
+            first, _, last = engine.requests[1]["messages"]
+            assert (first, last["content"]) == (message, "Sure?")
+            assert not page.complaints
+
+    asyncio.run(check())
+
+
+def test_a_refused_picture_comes_back_and_a_model_of_text_offers_none(tmp_path: Path) -> None:
+    small = tmp_path / "small.png"
+    small.write_bytes(base64.b64decode(SMALL))
+
+    async def check() -> None:
+        engine = Engine("A dot.", images=True)
+        engine.refusal = "the image is damaged or cut off"
+        async with _page(engine) as page:
+            await page.until("document.querySelector('#add-picture').checkVisibility()")
+            await page.choose("#picture-files", small)
+            await page.until(f"{PREVIEWS} == 1")
+            await page.click("#send")  # a picture without a text
+            await page.until("document.querySelector('#talk footer.bad') !== null")
+            note = await page.evaluate("document.querySelector('#talk footer.bad').textContent")
+            assert note == engine.refusal
+            assert await page.evaluate(PREVIEWS) == 1
+        async with _page(Engine("Yes.")) as page:
+            await page.until("document.querySelector('#state').textContent == 'serving'")
+            await page.type("#message", "Only text?")
+            await _until_answered(page, 1)
+            assert not await page.evaluate(
+                "document.querySelector('#add-picture').checkVisibility()"
+            )
 
     asyncio.run(check())

@@ -86,6 +86,7 @@ def test_load(worker: FakeWorker) -> None:
 def test_the_served_model(worker: FakeWorker) -> None:
     info = get_json(worker.url + "/get_model_info")
     assert info["is_generation"] is True
+    assert info["has_image_understanding"] is False
     assert info["model_path"] == info["tokenizer_path"]
     assert info["served_model_name"] == "mla-small"
     assert status_of(worker.url + "/health_generate") == 200

@@ -88,13 +88,15 @@ async def load(request: web.Request) -> web.Response:
 
 
 async def model_info(request: web.Request) -> web.Response:
-    config = request.app[STATE].ready().config
+    state = request.app[STATE].ready()
+    config = state.config
     return json_response(
         {
             "model_path": str(config.folder),
             "tokenizer_path": str(config.tokenizer_folder),
             "served_model_name": config.model_name,
             "is_generation": True,
+            "has_image_understanding": state.media is not None,
             "preferred_sampling_params": None,
         }
     )

@@ -4,6 +4,7 @@
 import { $, element, say } from "./dom.js";
 import { render } from "./markdown.js";
 import { duration, rate } from "./numbers.js";
+import { offerPictures, picture, setPictures, takePictures } from "./pictures.js";
 import { complete, events, keepClientKey } from "./server.js";
 
 /** Time between two redraws of an answer that is streaming. */
@@ -19,6 +20,7 @@ let answering = null;
 export function offerModels(models) {
   const select = $("model");
   if (models.join() === [...select.options].map((option) => option.value).join()) return;
+  offerPictures(models);
   const chosen = select.value;
   select.replaceChildren(...models.map((model) => new Option(model, model)));
   if (models.includes(chosen)) select.value = chosen;
@@ -88,7 +90,10 @@ function keep() {
 function show({ role, content, note = "" }) {
   const bubble = new Bubble(role);
   if (role === "user") {
-    bubble.body.textContent = content;
+    const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
+    bubble.body.replaceChildren(
+      ...parts.map(({ text, image_url: image }) => image ? picture(image.url, "Picture") : text),
+    );
   } else {
     bubble.text = content;
     bubble.close(note);
@@ -138,8 +143,15 @@ function summary(sent, first, usage) {
   return parts.join(" · ");
 }
 
-async function ask(text) {
-  talk.push({ role: "user", content: text });
+/** The content of a message; pictures come first, as the models' chat templates have them. */
+function contentOf(text, pictures) {
+  if (!pictures.length) return text;
+  const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+async function ask(text, pictures) {
+  talk.push({ role: "user", content: contentOf(text, pictures) });
   const question = show(talk.at(-1));
   const bubble = new Bubble("assistant");
   bubble.node.setAttribute("aria-busy", "true");
@@ -164,6 +176,7 @@ async function ask(text) {
     // An unanswered message is not part of the conversation. It returns to the input.
     talk.pop();
     if (!$("message").value) $("message").value = text;
+    if (pictures.length) setPictures(pictures);
     fit();
   }
   keep();
@@ -181,10 +194,11 @@ $("ask").addEventListener("submit", (event) => {
   if (answering) return answering.abort();
   if ($("client-key").value) keepClientKey($("client-key").value);
   const text = $("message").value.trim();
-  if (!text) return;
+  const pictures = takePictures();
+  if (!text && !pictures.length) return;
   $("message").value = "";
   fit();
-  ask(text);
+  ask(text, pictures);
 });
 
 $("message").addEventListener("input", fit);

@@ -43,7 +43,7 @@ macro_rules! script {
 }
 
 /// The static files. They contain no data, so they are served without a key.
-pub const FILES: [File; 16] = [
+pub const FILES: [File; 17] = [
     File {
         path: "/docs",
         content_type: "text/html; charset=utf-8",
@@ -81,6 +81,7 @@ pub const FILES: [File; 16] = [
     script!("history.js"),
     script!("markdown.js"),
     script!("numbers.js"),
+    script!("pictures.js"),
     script!("server.js"),
     script!("tiles.js"),
     script!("workers.js"),

@@ -21,6 +21,12 @@ export const complete = (request, signal) =>
     body: JSON.stringify(request),
   });
 
+/** What a worker says about its model. */
+export async function modelInfo() {
+  const response = await fetch("/get_model_info", { headers: bearer(clientKey()) });
+  return response.ok ? response.json() : null;
+}
+
 /** Yields the data of each event of a response. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
