@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from first_questions import asks_held_out
-from tasks import TASKS, Example, Part
+from tasks import TASKS, Example, Maker, Part
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
@@ -21,16 +21,23 @@ QUESTION_WEIGHT = 0.05  # weight of a token of a question; a token of an answer 
 class Rows(IterableDataset[tuple[Tensor, Tensor]]):
     """Yields tokens [rows, length] int16, and their weights in the loss, float32."""
 
-    def __init__(self, tokenizer_file: str, rows: int, length: int, seed: int) -> None:
-        self.tokenizer_file = tokenizer_file
+    def __init__(
+        self,
+        tokenizer_file: str,
+        rows: int,
+        length: int,
+        seed: int,
+        tasks: Mapping[str, tuple[Maker, float]] = TASKS,
+    ) -> None:
+        self.tokenizer_file, self.tasks = tokenizer_file, tasks
         self.rows, self.length, self.seed = rows, length, seed
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         worker = get_worker_info()
         draw = random.Random(self.seed * 1000 + (worker.id if worker else 0))
         tokenizer = Tokenizer.from_file(self.tokenizer_file)
-        makers = [maker for maker, _ in TASKS.values()]
-        weights = [weight for _, weight in TASKS.values()]
+        makers = [maker for maker, _ in self.tasks.values()]
+        weights = [weight for _, weight in self.tasks.values()]
         size = self.rows * self.length
         tokens, shares = np.empty(0, np.int16), np.empty(0, np.float32)
         while True:

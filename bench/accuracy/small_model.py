@@ -185,26 +185,7 @@ def corpus() -> Iterator[str]:
 
 
 def write_tokenizer(out: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    # Digits stay single, so that numbers of any length look alike to the model; and line ends, so
-    # that an answer's last token does not depend on what follows.
-    pattern = Regex(
-        r"\p{N}|[\r\n]|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+"
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pattern, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=CONFIG["vocab_size"],
-        special_tokens=HIDDEN + SHOWN,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer = byte_level_bpe(corpus(), CONFIG["vocab_size"], HIDDEN + SHOWN)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
     )
@@ -225,6 +206,31 @@ def write_tokenizer(out: Path) -> None:
             "model_max_length": CONFIG["max_position_embeddings"],
         },
     )
+
+
+def byte_level_bpe(texts: Iterator[str], vocab_size: int, marks: list[str]) -> Tokenizer:
+    """Trains a tokenizer on `texts`. `marks` are its first tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    # Digits stay single, so that numbers of any length look alike to the model; and line ends, so
+    # that an answer's last token does not depend on what follows.
+    pattern = Regex(
+        r"\p{N}|[\r\n]|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=marks,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:

@@ -1,0 +1,167 @@
+"""Trains a small LLaVA-OneVision to answer questions about drawn pictures:
+
+    python bench/accuracy/train_llava.py --minutes 3 --out OUT_DIR
+
+The problems are those of `pictures/tasks.py`. Tower, projector and language model are transformers' classes, trained together
+from random weights, or from those of an earlier run (--begin-with). At the end the saved weights answer held-out problems. An answer is right if each of its tokens is the most
+likely one. Needs Pillow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import small_llava
+import torch
+from pictures.batches import Batch, Batches, batch
+from pictures.tasks import SINGLE, SIZES, TASKS
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from train import weighted
+from train_eagle import fit
+from transformers import LlavaOnevisionForConditionalGeneration
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from record import record
+
+
+class Trained(nn.Module):
+    """transformers' model, with the pictures of a batch put in order at once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: begins with its weights; None: random ones."""
+        super().__init__()
+        self.whole: Any = (
+            LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+            if folder
+            else LlavaOnevisionForConditionalGeneration(small_llava.config())
+        )
+        self._orders: dict[tuple[int, int], Tensor] = {}
+
+    def forward(self, asked: Batch) -> Tensor:
+        """Returns logits [B, T - before, V] for the tokens from `before` + 1 on, and for the one behind the last."""
+        model = self.whole.model
+        embedded = model.language_model.embed_tokens(asked.tokens)
+        pictures = self._rows(asked)
+        parts = (embedded[:, : asked.before], pictures, embedded[:, asked.before :])
+        inputs = torch.cat([part.to(embedded.dtype) for part in parts], dim=1)
+        hidden = model.language_model(inputs_embeds=inputs, use_cache=False).last_hidden_state
+        logits: Tensor = self.whole.lm_head(hidden[:, asked.before + pictures.shape[1] :])
+        return logits
+
+    def _rows(self, asked: Batch) -> Tensor:
+        """Returns the embeddings [B, rows, hidden] of the pictures of each problem."""
+        model = self.whole.model
+        problems, tiles = asked.tiles.shape[:2]
+        pixels = (
+            asked.tiles.flatten(0, 1).float() / 127.5 - 1
+        )  # mean and deviation 0.5, as in SigLIP's config
+        tower = model.vision_tower(pixels, output_hidden_states=True)
+        features = model.multi_modal_projector(tower.hidden_states[-1])
+        newline = model.image_newline.to(features.dtype).expand(problems, 1, -1)
+        if asked.kind == "frames":
+            return torch.cat(
+                (model.apply_pooling(features).reshape(problems, -1, newline.shape[-1]), newline), 1
+            )
+        if asked.kind == "several":
+            ends = newline[:, None].expand(-1, tiles, -1, -1)
+            return torch.cat((features.unflatten(0, (problems, tiles)), ends), 2).flatten(1, 2)
+        known = torch.cat((features.unflatten(0, (problems, tiles)).flatten(1, 2), newline), 1)
+        return known[:, self._order(asked.size, tiles, features.shape[1]).to(known.device)]
+
+    def _order(self, size: tuple[int, int], tiles: int, rows: int) -> Tensor:
+        """Returns the places of the rows of a picture among those of its tiles; -1 for a newline. Sizes here are multiples
+        of a tile's, so that transformers' function only moves rows."""
+        if size not in self._orders:
+            places = torch.arange(tiles * rows).view(tiles, rows, 1).float()
+            packed, _ = self.whole.model.pack_image_features(
+                [places],
+                [list(size)],
+                image_newline=torch.tensor([-1.0]),
+                vision_aspect_ratio=self.whole.config.vision_aspect_ratio,
+            )
+            self._orders[size] = packed[0][:, 0].long()
+        return self._orders[size]
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--problems", type=int, default=256, help="in each step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--seed", type=int, default=small_llava.SEED)
+    parser.add_argument("--eval-problems", type=int, default=400, help="of each task")
+    parser.add_argument("--begin-with", type=Path, help="folder of weights; default: random ones")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    small_llava.write_tokenizer(args.out)
+    small_llava.write_processor(args.out)
+    network = Trained(args.begin_with).to(device)
+
+    def loss_of(asked: Batch) -> Tensor:
+        logits = network(asked)[:, :-1]
+        after = asked.before + 1
+        return weighted(logits, asked.tokens[:, after:], asked.weights[:, after:])
+
+    data = ((asked,) for asked in batches(args, device))
+    loss = fit("model", network, loss_of, data, args.minutes, args.learning_rate)
+    network.whole.to(torch.bfloat16).save_pretrained(args.out)
+    right = evaluate(network.float(), args)
+    for name, share in right.items():
+        print(f"{name:20}{share:>8.1%}")
+    result = {
+        "config": {"minutes": args.minutes, "problems": args.problems},
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "loss": round(loss, 5),
+        "right": {name: round(share, 4) for name, share in right.items()},
+    }
+    record("train_llava", result, args.results)
+
+
+def batches(args: argparse.Namespace, device: torch.device) -> Iterator[Batch]:
+    problems = Batches(args.out / "tokenizer.json", args.problems, args.seed)
+    for asked in DataLoader(problems, batch_size=None, num_workers=args.workers):
+        yield asked.to(device)
+
+
+@torch.no_grad()
+def evaluate(network: Trained, args: argparse.Namespace) -> dict[str, float]:
+    """Returns for each task and size the share of right answers."""
+    torch.set_float32_matmul_precision("highest")
+    device = next(network.parameters()).device
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    right: dict[str, float] = {}
+    for name, maker in TASKS.items():
+        for size in SIZES if name in SINGLE else SIZES[:1]:
+            draw = random.Random(f"{args.seed} {name}")
+            correct = 0
+            for _ in range(args.eval_problems):
+                asked = batch(tokenizer, name, [maker(draw, size, True)]).to(device)
+                after = asked.before + 1
+                said = network(asked)[:, :-1].argmax(dim=-1)
+                is_answer = asked.weights[:, after:] == 1
+                correct += bool((said == asked.tokens[:, after:])[is_answer].all())
+            height, width = size
+            right[f"{name} {width} x {height}"] = correct / args.eval_problems
+    return right
+
+
+if __name__ == "__main__":
+    main()
