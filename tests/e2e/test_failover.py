@@ -19,7 +19,7 @@ from support import client, processes
 from support.client import Answer
 from support.procfs import Pid, descendants, listener
 
-CLIENTS = 12
+CLIENTS = 6
 # Between two requests of a client. Without it they would take the cores from a worker that starts again.
 PAUSE_S = 1.0
 HELD = 2

@@ -61,11 +61,11 @@ def check(
             assert answer.cached_tokens == cached[i], where
 
 
-# Every run tests three families, the first with both settings. tests/e2e/test_images.py has Qwen2.
+# Every run has V3 with both settings, and Llama. `test_window_pages_when_memory_is_short` has Gemma 2,
+# and test_images.py Qwen2.
 USUAL: dict[str, Sequence[Flags]] = {
     "v3": (WHOLE, CHUNKED),
     "llama_gqa": (WHOLE,),
-    "gemma2": (CHUNKED,),
 }
 
 

@@ -25,6 +25,7 @@ from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.device import H200, Limits
 from mla_router.worker.kernels.weight import Weight
 from support.architectures import A100, B200, L40S, LIMITS, compiling_for
+from support.corners import corners
 from support.quantized import drawn_weight, numbers, relative_error
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -55,13 +56,13 @@ def exact(x: Tensor, weight: Weight, equation: str) -> Tensor:
     return torch.einsum(equation, x.double(), numbers(weight))
 
 
-@pytest.mark.parametrize(("tokens", "constant"), [(1, True), (5, False), (17, True), (70, False)])
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
-def test_cast_at_use(
-    tokens: int, constant: bool, block: tuple[int, int], dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(
+    ("rows_of", "block", "dtype"),
+    corners([(1, True), (5, False), (17, True), (70, False)], BLOCKS, [E4M3, torch.int8]),
+)
+def test_cast_at_use(rows_of: tuple[int, bool], block: tuple[int, int], dtype: torch.dtype) -> None:
     """Only the results are rounded. The rest of the memory around the values does not change."""
+    tokens, constant = rows_of
     w_uk, w_uv = drawn(block, dtype, constant=constant)
     q, latent = rows(tokens, NOPE), rows(tokens, LATENT)
     wide = torch.full((tokens, HEADS, VALUE + 8), 7.0, dtype=q.dtype, device=DEVICE)

@@ -16,6 +16,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
 from mla_router.worker.kernels.device import H200
+from support.corners import corners
 from support.paged_cache import expected_gqa, forget_rows_before, random_cache
 from support.sm90 import compile_sm90
 
@@ -143,8 +144,7 @@ def test_triton(
     )
 
 
-@pytest.mark.parametrize("page_size", [4, 16])
-@pytest.mark.parametrize("window", [1, 15, 16, 17, 32, 33, 70])
+@pytest.mark.parametrize(("window", "page_size"), corners([1, 15, 16, 17, 32, 33, 70], [4, 16]))
 def test_triton_at_the_border_of_a_window(window: int, page_size: int) -> None:
     """Blocks have 16 rows: windows end within blocks, between them, and before the first row."""
     lengths = [window, window + 1, 15, 16, 17, 48, 70]

@@ -14,7 +14,7 @@ from support.ranks import ranks
 from support.sm90 import compile_sm90
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_calls_of_changing_shapes(size: int) -> None:
     """A row's width changes from call to call, and not every call has all rows. Ranks come late by turns."""
     draw = random.Random(size)
