@@ -152,6 +152,11 @@ class WorkerConfig(Settings):
         return self.speculative_num_steps or _NUM_DRAFTS
 
     @property
+    def max_masks(self) -> int:
+        """Most token bitmasks of one step."""
+        return self.max_running_requests * (1 + self.num_drafts)
+
+    @property
     def chooses_drafts(self) -> bool:
         """Whether steps have drafts only where they pay by measured times."""
         return self.speculative_algorithm != "none" and not self.speculative_num_steps

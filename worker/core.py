@@ -184,8 +184,10 @@ class StepPlan:
     tree_nodes: int = 0
     # Whether the step makes drafts for the next one
     makes_drafts: bool = False
-    # Then for each of `sampled_slots`: most tokens in the drafter's KV cache after this step; 0 for requests without drafts
+    # Then for each of `sampled_slots`: most tokens in the drafter's KV cache after this step
     draft_bounds: tuple[int, ...] = ()
+    # Whether the host gets the drafts that the step makes (`PendingStep.drafts`)
+    returns_drafts: bool = False
 
     @property
     def rows_per_decode(self) -> int:
@@ -229,11 +231,19 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Token bitmasks for some of a step's sampled rows. The other rows may sample any token."""
+    """Token bitmasks for some of a step's slots. The other slots may sample any token."""
 
     rows: tuple[int, ...]  # indices into `StepPlan.sampled_slots`, ascending
-    bits: np.ndarray  # [len(rows), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
+    # [sum(counts), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
+    bits: np.ndarray
     step: int = 0  # the number of `bits` in `MaskMemory`, where other ranks find them; 0: not there
+    # Bitmasks of each of `rows`: for the token behind the last one, then for those behind each of its first drafts. The step
+    # gives the slot no more tokens. Empty: one each
+    counts: tuple[int, ...] = ()
+
+    @property
+    def counts_of_rows(self) -> tuple[int, ...]:
+        return self.counts or (1,) * len(self.rows)
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -258,8 +268,7 @@ UNUSED = -2
 class StepResult:
     """The results of a step, aligned with `StepPlan.sampled_slots`.
 
-    A decode row gives up to `Capacity.tokens_per_row` tokens, which may be none. A row of a chunk and a row with a token
-    bitmask give one.
+    A decode row gives up to `Capacity.tokens_per_row` tokens, which may be none. A row of a chunk gives one.
     """
 
     tokens: list[list[int]]  # of each row, in order
@@ -367,6 +376,11 @@ class PendingStep(Protocol):
 
     def wait(self) -> StepResult:
         """Blocks until the results are on the host."""
+        ...
+
+    def drafts(self) -> list[list[int]]:
+        """Blocks until the drafts are on the host, later than the results. Returns those behind each of
+        `StepPlan.sampled_slots`. Only of a plan that `returns_drafts`, and before the step after next is sampled."""
         ...
 
 

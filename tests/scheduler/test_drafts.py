@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from mla_router.worker.core import SamplingParams
-from mla_router.worker.messages import Grammar
 from mla_router.worker.scheduler.drafts import DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
 
 NONE = StepDrafts(0, made=False)
 
 
-def requests(count: int, grammar: Grammar | None = None) -> list[Request]:
-    return [
-        Request(f"r{n}", [1], SamplingParams(9), grammar=grammar, tokens_per_row=3)
-        for n in range(count)
-    ]
+def requests(count: int) -> list[Request]:
+    return [Request(f"r{n}", [1], SamplingParams(9), tokens_per_row=3) for n in range(count)]
 
 
 def test_drafts_are_verified_one_step_after_they_are_made() -> None:
@@ -29,15 +25,6 @@ def test_large_steps_have_no_drafts() -> None:
     assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False)
     assert policy.next_step(many[:8], []) == StepDrafts(0, made=True)
     assert policy.next_step(many, []) == NONE
-
-
-def test_requests_with_a_grammar_take_none() -> None:
-    policy, plain, bound = DraftPolicy(2, 8), requests(1), requests(3, Grammar("regex", "any"))
-    assert not any(request.takes_drafts for request in bound)
-    assert policy.next_step([], plain + bound) == StepDrafts(0, made=True)
-    # The drafts of the other request stay right in a step without it
-    assert policy.next_step(bound, []) == NONE
-    assert policy.next_step(plain + bound, []) == StepDrafts(2, made=True)
 
 
 def test_without_drafts_no_step_has_any() -> None:

@@ -26,10 +26,10 @@ class LostAfter(ForcingGrammars):
         super().__init__()
         self.fills = fills
 
-    def fill(self, rows: Any) -> Any:
+    def fill(self, *rows: Any) -> Any:
         self.is_lost = self.fills == 0
         self.fills -= 1
-        return super().fill(rows)
+        return super().fill(*rows)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

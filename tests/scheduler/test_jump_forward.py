@@ -16,6 +16,7 @@ from support.scripted_scheduler import Run, assert_nothing_is_allocated, generat
 
 PROMPT = [7, 8, 9, 10, 11, 12, 13]
 LENGTH = 60
+DRAFTED = Capacity(64, 4, 8, 128, tokens_per_row=4)
 WAYS: list[dict[str, Any]] = [
     {"overlap": True},
     {"overlap": False},
@@ -23,6 +24,9 @@ WAYS: list[dict[str, Any]] = [
     {"overlap": False, "chunk_size": 3},
     {"overlap": True, "use_prefix_cache": False},
     {"overlap": True, "disable_mixed_chunk": True},
+    {"overlap": True, "capacity": DRAFTED},
+    {"overlap": False, "capacity": DRAFTED},
+    {"overlap": True, "capacity": DRAFTED, "disable_mixed_chunk": True},
 ]
 
 

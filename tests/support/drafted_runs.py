@@ -14,6 +14,7 @@ from mla_router.worker.core import Logprobs, SamplingParams
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.messages import Generate, Stats, ToScheduler
+from support.forcing_grammars import FORCING, ForcingGrammars
 from support.random_requests import random_script
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
 
@@ -46,13 +47,17 @@ def engine_of(folder: Path, drafts: int, pages: int = 120, **settings: Any) -> E
 
 
 def mixed_script(seed: int, count: int) -> dict[int, list[ToScheduler]]:
-    """Returns random requests: a third with any features, a third greedy, a third that the noise alone decides."""
+    """Returns random requests: a third with any features, a third greedy, a third that the noise alone decides; of each a
+    third has a grammar."""
     rng = random.Random(seed)
     script = random_script(seed, count, aborts=False)
     for messages in script.values():
         for at, message in enumerate(messages):
             assert isinstance(message, Generate)
             kind, old = rng.randrange(3), message.sampling
+            if rng.randrange(3) == 0 and not old.allowed:
+                message = msgspec.structs.replace(message, grammar=FORCING)
+                messages[at] = message
             if kind == 0:
                 continue
             plain = SamplingParams(old.max_tokens, stop_token_ids=old.stop_token_ids)
@@ -63,9 +68,11 @@ def mixed_script(seed: int, count: int) -> dict[int, list[ToScheduler]]:
 
 
 def outcome_of(script: dict[int, list[ToScheduler]], engine: Engine, **how: Any) -> Outcome:
+    grammars: Any = ForcingGrammars(vocab_size=engine.model.config.vocab_size)
     rids = [m.rid for some in script.values() for m in some if isinstance(m, Generate)]
     vocab_size = engine.model.config.vocab_size
-    ran: Run = run(script, engine=engine, capacity=engine.capacity, vocab_size=vocab_size, **how)
+    how |= {"capacity": engine.capacity, "vocab_size": vocab_size, "grammars": grammars}
+    ran: Run = run(script, engine=engine, **how)
     stats = ran.scheduler.stats()
     assert_nothing_is_allocated(ran)
     found = Outcome(

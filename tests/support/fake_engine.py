@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -64,12 +65,18 @@ class FakeStep:
     plan: StepPlan
     inputs: list[tuple[int, int, int]] = field(default_factory=list)  # slot, position, token
     result: StepResult | None = None
-    allowed: dict[int, list[int]] = field(default_factory=dict)  # by sampled row
+    # By index into the plan's sampled slots: tokens that each bitmask allows
+    allowed: dict[int, list[list[int]]] = field(default_factory=dict)
+    made: list[list[int]] = field(default_factory=list)  # drafts
 
     def wait(self) -> StepResult:
         self.engine.run_until(self)
         assert self.result is not None
         return self.result
+
+    def drafts(self) -> list[list[int]]:
+        assert self.plan.returns_drafts and self.result is not None
+        return self.made
 
 
 class FakeEngine:
@@ -78,7 +85,8 @@ class FakeEngine:
     With window pages the last tokens before each row are read from these, and the others from the pages.
 
     A decode row gives up to `capacity.tokens_per_row` tokens, and `count` says how many. As with drafts, it writes a wrong
-    token to each further location for which the row has room.
+    token to each further location for which the row has room. With bitmasks it gives as many as its drafts and its bitmasks
+    say: some of the drafts are wrong, and they know no bitmask.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -91,7 +99,9 @@ class FakeEngine:
         self.seeds = [0] * capacity.num_slots
         self.launched: list[FakeStep] = []
         self.sampled = 0
+        self.drafts = [[WRONG] * capacity.num_drafts for _ in range(capacity.num_slots)]
         self._draw = random.Random(0)
+        self._draw_wrong = random.Random(0)
 
     def count(self) -> int:
         """Returns the number of tokens that a decode row would give."""
@@ -108,9 +118,13 @@ class FakeEngine:
     def sample(self, step: FakeStep, masks: TokenMasks | None = None) -> FakeStep:
         if masks is not None:
             bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+            tokens = [np.flatnonzero(some).tolist() for some in bits]
+            counts = masks.counts_of_rows
+            assert sum(counts) == len(tokens)
+            ends = list(accumulate(counts))
             step.allowed = {
-                row: np.flatnonzero(some).tolist()
-                for row, some in zip(masks.rows, bits, strict=True)
+                row: tokens[end - count : end]
+                for row, count, end in zip(masks.rows, counts, ends, strict=True)
             }
         self.sampled += 1
         return step
@@ -145,7 +159,9 @@ class FakeEngine:
             for position in range(length, min(length + most - 1, bound)):
                 self._write(slot, position, WRONG)
             drawn = min(self.count(), most, bound - length + 1)
-            counts.append(1 if row in step.allowed or most == 1 else drawn)
+            if row in step.allowed:
+                drawn = min(len(step.allowed[row]), bound - length + 1)
+            counts.append(1 if most == 1 else drawn)
         for chunk in plan.chunks:
             # Its first token attends to itself as well
             before = self._history(chunk.slot, chunk.start, (self.capacity.window or 1) - 1)
@@ -156,16 +172,34 @@ class FakeEngine:
             counts += [1] * chunk.is_last
         tokens = []
         for row, (slot, count) in enumerate(zip(plan.sampled_slots, counts, strict=True)):
-            tokens.append(self._tokens(slot, count, step.allowed.get(row, range(VOCAB))))
+            tokens.append(self._tokens(slot, count, step.allowed.get(row)))
+            if plan.makes_drafts:
+                step.made.append(self._make_drafts(slot))
         logprobs: list[Logprobs | None] = [
             Logprobs([-float(token) for token in some]) for some in tokens
         ]
         step.result = StepResult(tokens, logprobs, [self._prompt_logprobs(c) for c in plan.chunks])
 
-    def _tokens(self, slot: int, count: int, allowed: Sequence[int]) -> list[int]:
-        """Returns the next `count` tokens, and advances the slot by them."""
+    def _make_drafts(self, slot: int) -> list[int]:
+        """Returns what would follow without bitmasks, but for some wrong tokens."""
+        last = self.lengths[slot] - 1
+        known = [self.cache.get(self._location(slot, i), WRONG) for i in range(last)]
+        following = continuation(
+            [*known, self.last_token[slot]], self.capacity.num_drafts, self.seeds[slot]
+        )
+        wrong = [self._draw_wrong.random() < 0.2 for _ in following]
+        self.drafts[slot] = [(t + w) % VOCAB for t, w in zip(following, wrong, strict=True)]
+        return self.drafts[slot]
+
+    def _tokens(
+        self, slot: int, count: int, masks: Sequence[Sequence[int]] | None = None
+    ) -> list[int]:
+        """Returns the next `count` tokens, or fewer if a draft of bitmasks is wrong, and advances the slot by them."""
         tokens: list[int] = []
-        for _ in range(count):
+        for rank in range(count):
+            if masks is not None and tokens and tokens[-1] != self.drafts[slot][rank - 1]:
+                break
+            allowed = range(VOCAB) if masks is None else masks[rank]
             length = self.lengths[slot]
             if tokens:
                 self._write(slot, length - 1, self.last_token[slot])

@@ -58,8 +58,9 @@ LOST = Problem("the process has ended", is_of_grammar=False)
 class ForcingGrammars:
     """Replaces `Grammars`."""
 
-    def __init__(self, max_rows: int = 64) -> None:
-        self.memory = MaskMemory.create(max_rows, VOCAB)
+    def __init__(self, max_rows: int = 256, vocab_size: int = VOCAB) -> None:
+        self.memory = MaskMemory.create(max_rows, vocab_size)
+        self.vocab_size = vocab_size
         self.step = 0
         self.eos_ids: frozenset[int] = frozenset()
         self.outputs: dict[int, list[int]] = {}  # of open requests
@@ -90,21 +91,30 @@ class ForcingGrammars:
         failed, self._failed = self._failed, []
         return [(key, None) for key in opened if key in self.outputs] + failed
 
-    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
+    def fill(
+        self, rows: Sequence[tuple[int, list[int]]], drafts: Sequence[list[int]] = ()
+    ) -> Answers:
         self.step = self.memory.begin()
         if self.is_lost:
             return self._lose([key for key, _ in rows])
-        runs = {}
+        runs, counts = {}, {}
         octets = self.masks.view(np.uint8)
-        for index, (key, tokens) in enumerate(rows):
+        at = 0
+        for (key, tokens), ahead in zip(rows, drafts or [[] for _ in rows], strict=True):
             self.outputs[key] += tokens
-            run = forced_run(self.outputs[key])
-            if run:
+            if run := forced_run(self.outputs[key]):
                 runs[key] = run
-            bits = np.zeros(self.masks.shape[1] * 32, dtype=np.uint8)
-            bits[run[:1] or range(VOCAB)] = 1
-            octets[index] = np.packbits(bits, bitorder="little")
-        return Answers({}, runs)
+            counts[key] = 0
+            for rank in range(1 + len(ahead)):
+                run = forced_run(self.outputs[key] + ahead[:rank])
+                bits = np.zeros(self.masks.shape[1] * 32, dtype=np.uint8)
+                bits[run[:1] or range(self.vocab_size)] = 1
+                octets[at + rank] = np.packbits(bits, bitorder="little")
+                counts[key] += 1
+                if run:
+                    break
+            at += 1 + len(ahead)
+        return Answers({}, runs, counts)
 
     def close(self, key: int) -> None:
         self.outputs.pop(key, None)

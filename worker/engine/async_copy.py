@@ -49,6 +49,8 @@ class AsyncCopy:
         self._began = began
         self._clock = clock
         self._seconds = time.perf_counter() - began if copied is None else 0.0
+        self._drafts: Tensor | None = None
+        self._drafts_copied: torch.cuda.Event | None = None
 
     def extend(self) -> None:
         """Counts the work since the start of the copy as part of the step. On a GPU it runs within the next step's time."""
@@ -75,6 +77,17 @@ class AsyncCopy:
                 ]
         return StepResult(tokens, logprobs, prompt_logprobs, self._seconds)
 
+    def add_drafts(self, drafts: Tensor, copied: torch.cuda.Event | None) -> None:
+        """Adds `drafts` [S, K] on the host, valid behind the event `copied`."""
+        self._drafts, self._drafts_copied = drafts, copied
+
+    def drafts(self) -> list[list[int]]:
+        assert self._drafts is not None, f"no drafts, {self._plan}"
+        if self._drafts_copied is not None:
+            self._drafts_copied.synchronize()
+        drafts: list[list[int]] = self._drafts.tolist()
+        return drafts
+
 
 class AsyncCopyBuffers:
     """Two pinned host buffers that alternate: a step's result is read before the step after next samples. Each grows
@@ -85,6 +98,7 @@ class AsyncCopyBuffers:
         self._on_cuda = device.type == "cuda"
         self._tokens = [torch.empty(0, dtype=torch.int32)] * 2
         self._logprobs = [torch.empty(0, dtype=torch.int32)] * 2
+        self._drafts = [torch.empty(0, dtype=torch.int32)] * 2
         self._turn = 0
         self._clock = StepClock()
 
@@ -119,6 +133,17 @@ class AsyncCopyBuffers:
         return AsyncCopy(
             plan, tokens, logprobs, prompt_logprobs, copied, began=began, clock=self._clock
         )
+
+    def start_drafts(self, pending: AsyncCopy, drafts: Tensor) -> None:
+        """Starts the copy of `drafts` [S, K] int64 of the step of the last `start`, which returned `pending`."""
+        if not self._on_cuda:
+            pending.add_drafts(drafts, None)
+            return
+        host = self._take(self._drafts, drafts.numel()).view(drafts.shape)
+        host.copy_(drafts.int(), non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        pending.add_drafts(host, copied)
 
     def _copy(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Copies tensors of float32, or of int64 that fits in 32 bits, to the host in one piece. Returns them in order;

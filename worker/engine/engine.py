@@ -183,6 +183,8 @@ class Engine:
                     forward.source,
                 )
             )
+            if plan.returns_drafts:
+                self._copies.start_drafts(pending, slots.drafts[forward.slots])
             pending.extend()
         return pending
 

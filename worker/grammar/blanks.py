@@ -32,17 +32,17 @@ class BlankRun:
 
     def __init__(self, tokens: BlankTokens) -> None:
         self._tokens = tokens
-        self._length = 0
+        self.length = 0  # characters
 
     def add(self, token: int) -> None:
         """Adds the next token of the output."""
-        before = self._length if self._tokens.alone[token] else 0
-        self._length = before + self._tokens.trailing[token]
+        before = self.length if self._tokens.alone[token] else 0
+        self.length = before + self._tokens.trailing[token]
 
     def bound(self, mask: np.ndarray) -> None:
         """Removes tokens of blanks from `mask` [ceil(vocab / 32)] int32 after a long run, unless the mask has no
         others."""
-        if self._length < MAX_BLANKS:
+        if self.length < MAX_BLANKS:
             return
         bounded = mask & self._tokens.others
         if bounded.any():

@@ -134,13 +134,15 @@ class GrammarWorker:
         """Waits until the masks of all rows except `strays` are written. Returns the answer. Raises WorkerLost."""
         strays: list[int] = []
         runs: dict[int, list[int]] = {}
+        counts: dict[int, int] = {}
         while True:
             while self._filled is None:
                 self._receive(wait=True)
             strays += self._filled.strays
             runs |= self._filled.runs
+            counts |= self._filled.counts
             if not self._unsent:
-                return Filled(strays, runs)
+                return Filled(strays, runs, counts)
             self._fill_next()  # only after the answer, or both sides could block in a write
 
     def end(self) -> None:

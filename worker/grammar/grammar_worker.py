@@ -29,6 +29,7 @@ from mla_router.worker.grammar.protocol import (
     Opened,
     Order,
     Refused,
+    Row,
     Started,
 )
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, trial_run
@@ -88,7 +89,8 @@ def run(
         if isinstance(message, Open):
             allowance.add(OPEN_RATE_S)
         else:
-            allowance.add(STEP_RATE_S + ROW_RATE_S * len(message.rows))
+            masked = sum(1 + len(row.drafts) for row in message.rows)
+            allowance.add(STEP_RATE_S + ROW_RATE_S * masked)
         begun = time.process_time()
         with cpu_limit(allowance.left):
             if isinstance(message, Open):
@@ -114,6 +116,7 @@ def _fill(
     strays: list[int] = []
     runs: dict[int, list[int]] = {}
     rows, on_path = [], []
+    drafted: list[tuple[Row, Output]] = []
     for row in message.rows:
         output = outputs[row.key]
         if not all(output.accept(token) for token in row.tokens):
@@ -125,8 +128,38 @@ def _fill(
         else:
             rows.append(row.row)
             on_path.append(output.matcher)
+            if row.drafts:
+                drafted.append((row, output))
     filler.fill(on_path, masks, rows)
-    return Filled(strays, runs)
+    return Filled(strays, runs, _fill_behind_drafts(drafted, masks, filler))
+
+
+def _fill_behind_drafts(
+    drafted: list[tuple[Row, Output]], masks: np.ndarray, filler: BatchFiller
+) -> dict[int, int]:
+    """Writes the masks behind the drafts of each row. Returns `Filled.counts`."""
+    counts = {row.key: 1 for row, _ in drafted}
+    going, rank = drafted, 0
+    while going:
+        further: list[tuple[Row, Output]] = []
+        rows, on_path = [], []
+        for row, output in going:
+            if not output.accept_draft(row.drafts[rank]) or output.matcher.is_terminated:
+                continue
+            counts[row.key] += 1
+            at = row.row + rank + 1
+            if output.run:
+                _allow_only(output.run[0], masks[at])
+                continue
+            rows.append(at)
+            on_path.append(output.matcher)
+            if rank + 1 < len(row.drafts):
+                further.append((row, output))
+        filler.fill(on_path, masks, rows)
+        going, rank = further, rank + 1
+    for _, output in drafted:
+        output.drop_drafts()
+    return counts
 
 
 def _allow_only(token: int, mask: np.ndarray) -> None:

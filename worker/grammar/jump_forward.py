@@ -56,6 +56,8 @@ class Output:
         self.run: deque[int] = deque()  # the forced tokens; empty if the model has a choice
         self._forced = forced
         self._text = ""  # forced text after the run; empty: unknown
+        self._num_drafts = 0  # last tokens that `drop_drafts` takes back
+        self._blanks_before = matcher.num_blanks
         self._look_ahead()
 
     def accept(self, token: int) -> bool:
@@ -71,6 +73,23 @@ class Output:
         if not self.run:
             self._look_ahead()
         return True
+
+    def accept_draft(self, token: int) -> bool:
+        """Accepts one token until `drop_drafts`. Must not be called while tokens are forced. Returns False if the grammar does
+        not allow it."""
+        assert not self.run, "a forced token needs no draft"
+        if not self._num_drafts:
+            self._blanks_before = self.matcher.num_blanks
+        accepted = self.accept(token)
+        self._num_drafts += accepted
+        return accepted
+
+    def drop_drafts(self) -> None:
+        """Takes back all drafts, and ends with a refused one as well."""
+        self.matcher.roll_back(self._num_drafts, self._blanks_before)
+        self._num_drafts = 0
+        self.run.clear()
+        self._text = ""
 
     def _look_ahead(self) -> None:
         if self._forced is None:

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,9 @@ class Answers:
 
     failed: dict[int, Problem]  # rows without a mask
     runs: dict[int, list[int]]  # forced tokens; the mask allows only the first one
+    # Masks of a row with drafts. There are no further ones behind a draft that the grammar does not allow, or that ends the
+    # text, nor behind a mask of a forced token
+    counts: dict[int, int] = field(default_factory=dict)
 
 
 class Grammars:
@@ -120,18 +123,25 @@ class Grammars:
         self._failed = []
         return opened
 
-    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
-        """Writes the token bitmask of `rows[i]` to masks[i]. A row has a key and its tokens since the last call.
+    def fill(
+        self, rows: Sequence[tuple[int, list[int]]], drafts: Sequence[list[int]] = ()
+    ) -> Answers:
+        """Writes the token bitmask of `rows[i]` to masks[i]. A row has a key and its tokens since the last call. With
+        `drafts` of each row, it has further masks behind the first one, each after one draft more: room for all of them, but
+        see `Answers.counts`. The drafts are not taken as tokens.
 
         Keys that `poll` has reported with a problem must not be among them.
         """
         failed: dict[int, Problem] = {}
         runs: dict[int, list[int]] = {}
+        counts: dict[int, int] = {}
         by_worker: dict[GrammarWorker, list[Row]] = {}
         self.step = self._memory.begin()
-        first = self._memory.first_row(self.step)
-        for index, (key, tokens) in enumerate(rows, first):
-            by_worker.setdefault(self._worker_of[key], []).append(Row(key, index, tokens))
+        index = self._memory.first_row(self.step)
+        for at, (key, tokens) in enumerate(rows):
+            row = Row(key, index, tokens, drafts[at] if drafts else [])
+            by_worker.setdefault(self._worker_of[key], []).append(row)
+            index += 1 + len(row.drafts)
         for worker, wanted in by_worker.items():
             self._workers.move_to_end(worker.grammar)
             worker.ask_masks(wanted)
@@ -139,8 +149,9 @@ class Grammars:
             answers = self._wait_masks(worker, wanted)
             failed |= answers.failed
             runs |= answers.runs
+            counts |= answers.counts
         self._failed = [(key, problem) for key, problem in self._failed if key not in failed]
-        return Answers(failed, runs)
+        return Answers(failed, runs, counts)
 
     def close(self, key: int) -> None:
         """Ends a request in any state."""
@@ -194,7 +205,7 @@ class Grammars:
             self._drop(worker, lost.problem)
             return Answers({row.key: lost.problem for row in wanted}, {})
         stray = Problem("a token that the grammar does not allow")
-        return Answers(dict.fromkeys(filled.strays, stray), filled.runs)
+        return Answers(dict.fromkeys(filled.strays, stray), filled.runs, filled.counts)
 
     # -- grammar workers -------------------------------------------------------------------------
 

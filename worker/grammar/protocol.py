@@ -42,11 +42,13 @@ class Open(Frame, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the memory."""
+    """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the memory; and
+    for those after each of `drafts`, to be written to the rows behind it."""
 
     key: int
     row: int
     tokens: list[int]  # sampled since the last frame with `key`
+    drafts: list[int] = []
 
 
 class Fill(Frame, frozen=True):
@@ -82,10 +84,13 @@ class Opened(Frame, frozen=True):
 
 class Filled(Frame, frozen=True):
     """Answers `Fill`. `strays`: keys whose tokens the grammar does not allow. `runs`: forced tokens by key, for rows where
-    the grammar allows only one text; the mask allows only the first of them."""
+    the grammar allows only one text; the mask allows only the first of them. `counts`: the number of masks by key, for rows
+    with drafts. There is none behind a draft that the grammar does not allow, or that ends the text, nor behind a mask of a
+    forced token."""
 
     strays: list[int] = []
     runs: dict[int, list[int]] = {}
+    counts: dict[int, int] = {}
 
 
 class Ended(Frame, frozen=True):

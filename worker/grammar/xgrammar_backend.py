@@ -116,6 +116,18 @@ class Matcher:
             self._blanks.add(token)
         return self._matcher.accept_token(token)
 
+    @property
+    def num_blanks(self) -> int:
+        """Blanks at the end of the output, as far as they are limited."""
+        return 0 if self._blanks is None else self._blanks.length
+
+    def roll_back(self, count: int, num_blanks: int) -> None:
+        """Returns to the state before the last `count` accepted tokens. `num_blanks`: those of that state."""
+        if count:
+            self._matcher.rollback(count)
+        if self._blanks is not None:
+            self._blanks.length = num_blanks
+
     def forced_text(self) -> str:
         """Returns the text with which every sentence continues; empty if there is a choice."""
         if self.is_terminated:

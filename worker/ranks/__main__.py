@@ -80,7 +80,7 @@ def run(
     rendezvous = arrive(config, rank, store)
     rendezvous.all_arrived()
     engine = load_rank(config, rank, store, location.address)
-    sizes = config.max_running_requests, engine.model.config.vocab_size
+    sizes = config.max_masks, engine.model.config.vocab_size
     if is_near:
         masks = MaskMemory(arguments.masks_fd, *sizes)
     else:

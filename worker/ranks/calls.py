@@ -33,19 +33,20 @@ class Masks(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     rows: tuple[int, ...]
     step: int
+    counts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, masks: TokenMasks) -> Masks:
         assert masks.step, "token bitmasks that other ranks cannot read"
-        return cls(masks.rows, masks.step)
+        return cls(masks.rows, masks.step, masks.counts)
 
     def read(self, memory: MaskMemory) -> TokenMasks:
         """Returns the bitmasks, without a copy. Raises CallError if the memory has not as many, or no longer."""
-        count = len(self.rows)
+        count = sum(self.counts) if self.counts else len(self.rows)
         if not 0 < count <= memory.max_rows:
-            raise CallError(f"token bitmasks of {count} rows, not of 1 to {memory.max_rows}")
+            raise CallError(f"{count} token bitmasks, not 1 to {memory.max_rows}")
         self.check(memory)
-        return TokenMasks(self.rows, memory.of(self.step)[:count], self.step)
+        return TokenMasks(self.rows, memory.of(self.step)[:count], self.step, self.counts)
 
     def check(self, memory: MaskMemory) -> None:
         """Raises CallError if other bitmasks are in the place of these: what was read until now may be of theirs."""

@@ -173,7 +173,7 @@ def _start_grammars(config: WorkerConfig, masks: int | None) -> Grammars | None:
     return pool.start(
         config.folder,
         vocab_size=vocab_size,
-        max_rows=config.max_running_requests,
+        max_rows=config.max_masks,
         options=GrammarOptions(
             any_whitespace=not config.constrained_json_disable_any_whitespace,
             jump_forward=not config.disable_jump_forward,

@@ -29,18 +29,17 @@ class DraftPolicy:
         self._num_drafts = num_drafts
         self._max_requests = max_requests
         self._choice = choice
-        self._has_made = False  # the last step that computed a request which takes drafts
+        self._has_made = False  # the last step
         self._had_made = False  # the last step that was learnt from
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
         """Returns the drafts of the step with these requests. Each step calls it once."""
         if not self._num_drafts:
             return StepDrafts(0, made=False)
-        taken = any(request.takes_drafts for request in decodes)
-        if not taken and not any(request.takes_drafts for request in prefills):
-            return StepDrafts(0, made=False)
         wanted = not decodes or self._choice is None or self._choice.wants(len(decodes))
-        verifies = wanted and self._has_made and taken and len(decodes) <= self._max_requests
+        verifies = (
+            wanted and self._has_made and bool(decodes) and len(decodes) <= self._max_requests
+        )
         # The drafter always runs over prompts: it could not draft behind a prompt that it has not seen
         makes = (wanted or bool(prefills)) and len(decodes) + len(prefills) <= self._max_requests
         self._has_made = makes
@@ -56,14 +55,8 @@ class DraftPolicy:
         if not (plan.num_drafts or plan.makes_drafts or follows_drafts):
             self._choice.learn_plain(requests, result.seconds)
             return
-        given = [
-            len(tokens)
-            for request, tokens in zip(step.decodes, result.tokens, strict=False)
-            if request.takes_drafts
-        ]
-        # Requests without drafts gain nothing, and wait as well
-        tokens = (sum(given) + requests - len(given)) / requests
-        self._choice.learn(requests, result.seconds, tokens)
+        given = sum(map(len, result.tokens[:requests]))
+        self._choice.learn(requests, result.seconds, given / requests)
 
 
 @dataclass(slots=True)

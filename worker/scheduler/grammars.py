@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,7 @@ class _Entry:
     key: int  # of the grammar in the pool
     num_accepted: int  # leading output tokens that the grammar has accepted
     min_tokens: int
+    drafts: list[int] = field(default_factory=list)  # that the device has; empty: not known here
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class StepMasks:
     """The token bitmasks of a step, and further results of its grammars."""
 
     masks: TokenMasks | None = None
+    most: list[tuple[Request, int]] = field(
+        default_factory=list
+    )  # most tokens that the step gives to each request with bitmasks
     stuck: list[tuple[Request, Problem]] = field(
         default_factory=list
     )  # requests that cannot continue
@@ -83,25 +87,39 @@ class GrammarRequests:
         """Returns the token bitmasks of a step, after all tokens so far. Waits for the grammar workers while the device
         computes."""
         assert self._pool is not None
-        rows, entries = [], []
+        rows, entries, drafts = [], [], []
         for row, request in enumerate(step.sampled):
             if request.grammar is not None and request.is_live:
                 rows.append(row)
-                entries.append(self._entries[request.rid])
+                entries.append(entry := self._entries[request.rid])
+                verifies = row < len(step.plan.decode_slots)
+                drafts.append(entry.drafts[: step.plan.num_drafts] if verifies else [])
         if not rows:
             return StepMasks()
-        answers = self._pool.fill([(e.key, e.request.output[e.num_accepted :]) for e in entries])
+        asked = [(e.key, e.request.output[e.num_accepted :]) for e in entries]
+        answers = self._pool.fill(asked, drafts)
         for entry in entries:
             entry.num_accepted = len(entry.request.output)
-        bits = self._pool.masks[: len(rows)]
-        for entry, mask in zip(entries, bits, strict=True):
-            if len(entry.request.output) < entry.min_tokens:
+        counts = [answers.counts.get(entry.key, 1) for entry in entries]
+        bits = _first_of_each(self._pool.masks, counts, [1 + len(some) for some in drafts])
+        behind = [ahead for count in counts for ahead in range(count)]
+        owners = [entry for entry, count in zip(entries, counts, strict=True) for _ in range(count)]
+        for entry, ahead, mask in zip(owners, behind, bits, strict=True):
+            if len(entry.request.output) + ahead < entry.min_tokens:
                 _mask_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
         return StepMasks(
-            TokenMasks(tuple(rows), bits, self._pool.step),
+            TokenMasks(tuple(rows), bits, self._pool.step, tuple(counts)),
+            [(e.request, count) for e, count in zip(entries, counts, strict=True)],
             [(e.request, answers.failed[e.key]) for e in entries if e.key in answers.failed],
             [(e.request, answers.runs[e.key]) for e in entries if e.key in answers.runs],
         )
+
+    def keep_drafts(self, step: Step, drafts: list[list[int]] | None) -> None:
+        """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and those of earlier
+        steps may no longer be on the device."""
+        for row, request in enumerate(step.sampled):
+            if request.grammar is not None and (entry := self._entries.get(request.rid)):
+                entry.drafts = drafts[row] if drafts else []
 
     def ends(self, request: Request, token: int) -> bool:
         """Returns whether `token` ends the grammar's text. It then ends the answer, even if the request ignores stop
@@ -117,6 +135,20 @@ class GrammarRequests:
             del self._by_key[entry.key]
             self._compiling.discard(entry.key)
             self._pool.close(entry.key)
+
+
+def _first_of_each(masks: np.ndarray, counts: Sequence[int], spaces: Sequence[int]) -> np.ndarray:
+    """Returns the first `counts[i]` of each run of `spaces[i]` adjacent `masks`, moved next to each other in place."""
+    total = sum(counts)
+    if total < sum(spaces):
+        starts = np.cumsum(spaces) - spaces
+        kept = [
+            start + rank
+            for start, count in zip(starts, counts, strict=True)
+            for rank in range(count)
+        ]
+        masks[:total] = masks[kept]
+    return masks[:total]
 
 
 def _mask_end(mask: np.ndarray, end_ids: Iterable[int]) -> None:

@@ -176,7 +176,7 @@ class Planner:
             bounds.append(bound)
             if drafts.made:
                 bound = request.draft_bound(bound)
-                draft_bounds.append(bound if request.takes_drafts else 0)
+                draft_bounds.append(bound)
             if bound > request.allocated_tokens:
                 writes += self.memory.grow(request, bound)
         chunks = []
@@ -186,8 +186,9 @@ class Planner:
             bound = request.launched_prompt
             if drafts.made and chunk.is_last:
                 bound = request.draft_bound(bound)
-                draft_bounds.append(bound if request.takes_drafts else 0)
+                draft_bounds.append(bound)
             writes += self.memory.grow(request, bound)
+        sampled = decodes + [r for r in prefills if r.state is State.DECODE]
         plan = StepPlan(
             decode_slots=tuple([request.slot for request in decodes]),
             decode_bounds=tuple(bounds),
@@ -201,6 +202,9 @@ class Planner:
             tree_nodes=self.memory.capacity.tree_nodes if drafts.verified else 0,
             makes_drafts=drafts.made,
             draft_bounds=tuple(draft_bounds),
+            # The bitmasks of a grammar follow a chain, not the paths of a tree
+            returns_drafts=drafts.made
+            and self.memory.capacity.tree is None
+            and any(r.grammar is not None for r in sampled),
         )
-        sampled = decodes + [r for r in prefills if r.state is State.DECODE]
         return Step(plan, prefills, sampled, predicted_s=self.step_time.step_s(plan))

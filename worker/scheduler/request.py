@@ -125,8 +125,7 @@ class Request:
         self.grammar = grammar
         self.images = images
         self.server = server  # number of the server process that sent it
-        # Most tokens of one decode step. The bitmask of a grammar is for the next token alone.
-        self.tokens_per_row = tokens_per_row if grammar is None else 1
+        self.tokens_per_row = tokens_per_row  # most tokens of one decode step
         self.state = self.first_state
         self.finish_reason: FinishReason | None = None
         self.output = list(output)

@@ -290,6 +290,9 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return None
+        for request, most in masked.most:
+            step.most[request] = most
+            request.launched_outputs = len(request.output) + most
         for request, problem in masked.stuck:
             self._end_without_masks(request, problem)
         for request, run in masked.forced:
@@ -332,6 +335,19 @@ class Scheduler:
                 if request.slot >= 0:
                     self.memory.leave_window(request)
         self.planner.admission.remove_computed()
+        if step.needs_masks:
+            self._keep_drafts(step)
+
+    def _keep_drafts(self, step: Step) -> None:
+        """Gets the drafts that a step has made for requests with a grammar: their bitmasks of the next step depend on them."""
+        drafts = None
+        if step.plan.returns_drafts:
+            assert step.pending is not None
+            try:
+                drafts = step.pending.drafts()
+            except Exception as error:  # noqa: BLE001 (as above)
+                self._fail(step, error)
+        self.grammars.keep_drafts(step, drafts)
 
     def _append(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
         """Appends `tokens`, up to the token that ends the answer, and sends them to the server."""
@@ -363,13 +379,13 @@ class Scheduler:
                 request.computed_length = chunk.start + len(chunk.tokens)
                 request.add_prompt_logprobs(chunk, some)
         for request, tokens in zip(step.decodes, result.tokens, strict=False):
-            given, most = len(tokens), request.tokens_in(step.plan)
+            given, most = len(tokens), step.most_tokens(request)
             request.computed_length += given
             if most > 1:
                 request.launched_outputs += given - most
                 request.least_outputs += given - 1
-            if most > 1 and request.is_live:
-                self.drafts.count(proposed=most - 1, accepted=given - 1)
+            if step.plan.num_drafts and request.is_live:
+                self.drafts.count(proposed=step.plan.num_drafts, accepted=given - 1)
 
     # -- ends of requests -----------------------------------------------------------------------
 

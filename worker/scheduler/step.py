@@ -20,6 +20,8 @@ class Step:
     is_typical: bool = True  # False: its time is rather that of another DP rank's step
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
+    # By request with a bitmask: most tokens that the step gives, if it is sampled
+    most: dict[Request, int] = field(default_factory=dict, init=False)
     # By request: the tokens that its grammar forces after the token that this step samples.
     forced_tokens: dict[Request, list[int]] = field(default_factory=dict, init=False)
 
@@ -27,6 +29,10 @@ class Step:
     def decodes(self) -> list[Request]:
         """The decoding requests, aligned with plan.decode_slots."""
         return self.sampled[: len(self.plan.decode_slots)]
+
+    def most_tokens(self, request: Request) -> int:
+        """Returns the most tokens that the step gives to one of `decodes`."""
+        return self.most.get(request) or request.tokens_in(self.plan)
 
     @property
     def needs_masks(self) -> bool:

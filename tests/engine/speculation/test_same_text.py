@@ -11,6 +11,7 @@ from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Generate, ToScheduler
 from support.drafted_runs import NOISE_ALONE, engine_of, mixed_script, outcome_of
+from support.forcing_grammars import FORCING
 from support.tiny_eagle import write_tiny_eagle
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.tiny_mtp import export_nextn, write_tiny_mtp
@@ -58,6 +59,18 @@ def test_noise_alone_is_drafted_right(folder: Path) -> None:
     # The first token is of the prompt; ten steps of four tokens follow
     assert (found.stats.draft_steps, found.stats.draft_tokens) == (3 * 10, 3 * 30)
     assert found.stats.accepted_tokens == 3 * 30
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_drafts_are_accepted_under_a_grammar(folder: Path, overlap: bool) -> None:
+    """Where it forces no token, as those of any other request."""
+    sampling = SamplingParams(41, temperature=NOISE_ALONE, seed=3)
+    request = Generate("a", [5, 6, 7], sampling, grammar=FORCING)
+    expected = outcome_of({0: [request]}, engine_of(folder, 0))
+    got = outcome_of({0: [request]}, engine_of(folder, 3), overlap=overlap)
+    assert got.tokens == expected.tokens
+    assert got.stats.accepted_tokens > 2, got.stats
+    assert got.stats.steps < expected.stats.steps
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "llama_mha"])

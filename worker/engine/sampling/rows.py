@@ -32,6 +32,20 @@ class SampledRows:
         existing: np.ndarray = rows[exists]
         return existing
 
+    def leading(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns the first `counts[i]` rows of each of `indices`, ascending."""
+        before = np.cumsum(counts) - counts
+        ranks = np.arange(int(counts.sum())) - np.repeat(before, counts)
+        rows: np.ndarray = np.repeat(self.first(indices), counts) + ranks
+        return rows
+
+    def room(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns the most tokens that each of the D decode slots may gain, [D] int32: `counts[i]` for each of `indices`."""
+        most = self._plan.tokens_per_decode
+        room = np.full(len(self._plan.sampled_slots), most, dtype=np.int32)
+        room[indices] = counts
+        return room[: len(self._plan.decode_slots)]
+
     def count(self, index: int) -> int:
         """Returns the most tokens of an index into `StepPlan.sampled_slots`."""
         return self._plan.tokens_per_decode if index < len(self._plan.decode_slots) else 1

@@ -104,22 +104,29 @@ class Sampler:
         sampled_rows = SampledRows(plan)
         of_tree = plan.tree_nodes > 0
         of_paths = sampled_rows.on_paths(features.with_logprobs) if of_tree else []
+        masked_slots = np.array(masks.rows if masks else (), dtype=np.int64)
+        mask_counts = np.array(masks.counts_of_rows if masks else (), dtype=np.int64)
+        cuts_drafts = plan.num_drafts > 0 and masks is not None
         penalized, biased, restricted, with_logprobs, masked, bits, *of_drafts = self._upload(
             [
                 sampled_rows.all(features.penalized),
                 sampled_rows.all(features.biased),
                 sampled_rows.all(features.restricted),
                 sampled_rows.all(features.with_logprobs),
-                sampled_rows.first(np.array(masks.rows if masks else (), dtype=np.int64)),
+                sampled_rows.leading(masked_slots, mask_counts),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
                 *sampled_rows.arrays(),
                 *([features.penalized] if plan.num_drafts else []),
+                *([sampled_rows.room(masked_slots, mask_counts)] if cuts_drafts else []),
                 *of_paths,
             ]
         )
         owners, drafted, path = slots, None, None
         if of_drafts:
             slots, numbers, bounds, penalized_owners, *on_paths = of_drafts
+            if cuts_drafts:
+                room, *on_paths = on_paths
+                bounds = torch.minimum(bounds, lengths[owners[: len(bounds)]] + room - 1)
             drafted = DraftedRows.of(plan, slots, numbers, bounds, drafts, trees)
             positions = lengths[slots] + drafted.offsets  # [R]
         for rows in _slices(restricted):
