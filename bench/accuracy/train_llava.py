@@ -3,8 +3,8 @@
     python bench/accuracy/train_llava.py --minutes 3 --out OUT_DIR
 
 The problems are those of `pictures/tasks.py`. Tower, projector and language model are transformers' classes, trained together
-from random weights, or from those of an earlier run (--begin-with). At the end the saved weights answer held-out problems. An answer is right if each of its tokens is the most
-likely one. Needs Pillow.
+from random weights, or from those of an earlier run (--begin-with). At the end the saved weights answer held-out problems. An
+answer is right if each of its tokens is the most likely one. Needs Pillow.
 """
 
 from __future__ import annotations
