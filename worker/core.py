@@ -385,10 +385,20 @@ class PendingStep(Protocol):
 
 
 class PendingImages(Protocol):
-    """A launched batch of the vision tower."""
+    """A batch of the vision tower, whose layers are launched piece by piece."""
+
+    @property
+    def layers_left(self) -> int:
+        """Layers that are not launched yet."""
+        ...
+
+    @property
+    def layer_s(self) -> float:
+        """Measured seconds of a layer, 0 if no layer has been measured."""
+        ...
 
     def done(self) -> bool:
-        """Returns whether steps that need the images would not wait for them."""
+        """Returns whether all layers are computed."""
         ...
 
 
@@ -409,8 +419,12 @@ class StepEngine(Protocol[ForwardOutput]):
     ) -> PendingStep: ...
 
     def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> PendingImages:
-        """Launches the vision tower for `parts`, beside the steps, and drops the images of the keys `dropped`. Chunks may
-        name an image after all its parts are done."""
+        """Begins a batch of the vision tower for `parts`, after the one before is done, and drops the images of the keys
+        `dropped`. Chunks may name an image after all its parts are done."""
+        ...
+
+    def encode_layers(self, count: int) -> None:
+        """Launches up to `count` more layers of the batch: later steps wait for them."""
         ...
 
     def is_usable_after(self, error: Exception) -> bool:

@@ -2,14 +2,15 @@
 
     python bench/serving/vision.py --model-path bench/shapes/llava-onevision-7b --load-format dummy [--tiles 4 16] [--out FILE]
 
-A batch of the tower is launched as soon as the one before is done, as the scheduler does, between decode steps of
-`--batch-size` requests. Tiles are random bytes.
+As the scheduler does, layers of a batch are launched between decode steps of `--batch-size` requests, and the next batch
+begins when the one before is done. Tiles are random bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import statistics
 import sys
 import time
@@ -24,9 +25,10 @@ from record import record
 
 from bench_one_batch import Batch, step_times
 from mla_router.worker import flags
-from mla_router.worker.core import ImageInfo, ImageKind, ImagePart
+from mla_router.worker.core import ImageInfo, ImageKind, ImagePart, PendingImages
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.scheduler.images import SHARE, layers_within
 
 REPEATS = 9
 GREY = (0.5, 0.5, 0.5)
@@ -40,17 +42,29 @@ class Tower:
         size = engine.model.vision.tile_size
         info = ImageInfo(1 << 40, ImageKind.TILED, 1, tiles + 1, size, size, 1 / 255, GREY, GREY)
         self.engine = engine
+        self.tiles, self.num_layers = tiles, engine.model.vision.num_layers
         self.part = ImagePart(info, Random(0).randbytes(tiles * 3 * size * size))
         self.batches = 0
-        self._pending = self.launch()
+        self._batch = self.begin()
 
-    def launch(self) -> Any:
+    def begin(self) -> PendingImages:
         self.batches += 1
-        return self.engine.encode((self.part,), (self.part.info.key,))
+        self._batch = self.engine.encode((self.part,), (self.part.info.key,))
+        return self._batch
 
-    def go_on(self) -> None:
-        if self._pending.done():
-            self._pending = self.launch()
+    def launch(self, seconds: float = math.inf) -> None:
+        """Launches layers that take up to `seconds`."""
+        if self._batch.layers_left:
+            self.engine.encode_layers(layers_within(seconds, self._batch))
+
+    def launched_tiles(self) -> float:
+        """Returns the tiles since the start, those of the last batch by its layers."""
+        return self.tiles * (self.batches - self._batch.layers_left / self.num_layers)
+
+    def go_on(self, seconds: float) -> None:
+        if self._batch.done():
+            self.begin()
+        self.launch(seconds)
 
 
 def alone(engine: Engine, tiles: int) -> dict[str, float]:
@@ -60,6 +74,7 @@ def alone(engine: Engine, tiles: int) -> dict[str, float]:
     for _ in range(REPEATS):
         _synchronize(engine)
         begin = time.perf_counter()
+        tower.begin()
         tower.launch()
         host.append(time.perf_counter() - begin)
         _synchronize(engine)
@@ -72,23 +87,27 @@ def alone(engine: Engine, tiles: int) -> dict[str, float]:
     }
 
 
-def beside(engine: Engine, batch: Batch, steps: int, tiles: int) -> dict[str, float]:
-    """Returns the milliseconds of decode steps of `batch`, with `tiles` at a time in the tower, or none."""
+def beside(
+    engine: Engine, batch: Batch, steps: int, tiles: int, step_ms: float
+) -> dict[str, float]:
+    """Returns the milliseconds of decode steps of `batch`, with `tiles` at a time in the tower, or none. `step_ms`: of a
+    step without them."""
     tower = Tower(engine, tiles) if tiles else None
 
     def plans() -> Any:
         for plan in batch.decode_plans(steps):
             if tower is not None:
-                tower.go_on()
+                tower.go_on(SHARE * step_ms / 1e3)
             yield plan
 
     _synchronize(engine)
     begin = time.perf_counter()
     times = sorted(step_times(engine, plans())[0][1:])
-    rate = 0 if tower is None else tower.batches * tiles / (time.perf_counter() - begin)
+    rate = 0 if tower is None else tower.launched_tiles() / (time.perf_counter() - begin)
     return {
         "step_ms": round(1e3 * statistics.median(times), 2),
         "step_p95_ms": round(1e3 * times[int(len(times) * 0.95)], 2),
+        "step_p99_ms": round(1e3 * times[int(len(times) * 0.99)], 2),
         "tiles_per_s_beside": round(rate, 1),
     }
 
@@ -103,7 +122,7 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=1024)
-    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--out", type=Path)
     parser.set_defaults(temperature=0.0)
     flags.add_flags(parser)
@@ -115,7 +134,9 @@ def main() -> None:
         batch = Batch(engine, args.batch_size, args)
         step_times(engine, iter([batch.begin_without_prefill()]))
         own = alone(engine, tiles) if tiles else {}
-        row = {"tiles": tiles, **own, **beside(engine, batch, args.output_len - 1, tiles)}
+        step_ms = rows[0]["step_ms"] if rows else 0.0
+        steps = beside(engine, batch, args.output_len - 1, tiles, step_ms)
+        row = {"tiles": tiles, **own, **steps}
         print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
         rows.append(row)
     config = {name: getattr(args, name) for name in ("batch_size", "input_len")}

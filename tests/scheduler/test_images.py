@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -25,11 +26,16 @@ TILE_BYTES, TILES_OF_A_BATCH, ROOM, VOCABULARY = 12, 4, 100, 50
 
 
 class Batch:
+    """A batch of 3 layers of 2 s."""
+
+    layer_s = 2.0
+
     def __init__(self) -> None:
+        self.layers_left = 3
         self.is_done = False
 
     def done(self) -> bool:
-        return self.is_done
+        return self.is_done and not self.layers_left
 
 
 class Tower:
@@ -57,9 +63,14 @@ class Tower:
         self.batches.append((Batch(), parts))
         return self.batches[-1][0]
 
+    def encode_layers(self, count: int) -> None:
+        batch, _ = self.batches[-1]
+        assert 0 < count <= batch.layers_left
+        batch.layers_left -= count
+
     def finish(self) -> None:
         for batch, _ in self.batches:
-            batch.is_done = True
+            batch.is_done = not batch.layers_left
 
 
 def pixels(key: int, tiles: int) -> bytes:
@@ -95,7 +106,7 @@ def run(images: ImageRequests, tower: Tower, turns: int = 20) -> list[str]:
     """Returns the requests in the order in which their images are encoded."""
     ready = []
     for _ in range(turns):
-        ready += [request.rid for request in images.advance()]
+        ready += [request.rid for request in images.advance(math.inf)]
         tower.finish()
     return ready
 
@@ -126,7 +137,18 @@ def test_a_batch_has_tiles_of_several_requests(images: ImageRequests, tower: Tow
 def test_the_next_batch_waits_for_the_one_before(images: ImageRequests, tower: Tower) -> None:
     images.add(request("a", image(0, tiles=9)))
     for _ in range(5):
-        assert images.advance() == []
+        assert images.advance(math.inf) == []
+    assert len(tower.batches) == 1
+    assert run(images, tower) == ["a"]
+
+
+def test_a_batch_is_launched_in_pieces(images: ImageRequests, tower: Tower) -> None:
+    """A piece takes the given time, but has a layer at least."""
+    images.add(request("a", image(0, tiles=4)))
+    for seconds, left, launched_s in ((5.0, 1, 4.0), (0.1, 0, 2.0), (5.0, 0, 0.0)):
+        assert images.advance(seconds) == []
+        assert tower.batches[0][0].layers_left == left
+        assert images.launched_s == launched_s
     assert len(tower.batches) == 1
     assert run(images, tower) == ["a"]
 
@@ -168,7 +190,7 @@ def test_random_arrivals_and_ends(tower: Tower, images: ImageRequests) -> None:
         waiting[str(number)] = one = request(str(number), *some)
         images.add(one)
         for _ in range(draw.randint(0, 3)):
-            for ready in images.advance():
+            for ready in images.advance(math.inf):
                 running[ready.rid] = waiting.pop(ready.rid)
             if draw.random() < 0.7:
                 tower.finish()
@@ -179,7 +201,7 @@ def test_random_arrivals_and_ends(tower: Tower, images: ImageRequests) -> None:
                 end(images, pool.pop(rid))
     end(images, *running.values())
     for _ in range(200):
-        for ready in images.advance():
+        for ready in images.advance(math.inf):
             end(images, waiting.pop(ready.rid))
         tower.finish()
     assert not waiting and len(images) == 0
@@ -192,7 +214,7 @@ def test_an_error_ends_the_requests_that_are_being_encoded(
     with monkeypatch.context() as patch:
         patch.setattr(tower, "encode", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            images.advance()
+            images.advance(math.inf)
     assert [failed.rid for failed in images.fail()] == ["a"]
     images.add(request("b", image(0)))
     assert run(images, tower) == ["b"]

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 _CPU_TOKENS = 65536
 # Embeddings of images on the device, 470 MB with 7B parameters: those of 10 to 90 images
 _IMAGE_TOKENS = 65536
-# Tiles of one batch of the vision tower. On a CPU each takes a second with the published weights
-_IMAGE_TILES = 16
+# Tiles of one batch of the vision tower: a layer of more takes too long between two steps (`scheduler/images.py`). On a CPU
+# each takes a second with the published weights
+_IMAGE_TILES = 8
 _GIB = 1 << 30
 # For allocations of libraries, and for memory that is lost between tensors of different sizes
 _SPARE = 3 * _GIB // 4

@@ -192,6 +192,10 @@ class Engine:
     def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> EncodedImages:
         return self.forward_pass.images.encode(parts, dropped)
 
+    @torch.inference_mode()
+    def encode_layers(self, count: int) -> None:
+        self.forward_pass.images.encode_layers(count)
+
     def is_usable_after(self, error: Exception) -> bool:
         # A failed kernel makes the CUDA context unusable, and every later call raises an error. Exhausted memory does
         # not. The type of `error` cannot tell: torch, Triton and the libraries raise different exceptions.

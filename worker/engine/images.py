@@ -1,14 +1,16 @@
-"""Encodes images beside the steps, and keeps their embeddings on the device.
+"""Encodes images between the steps, and keeps their embeddings on the device.
 
-A batch of tiles runs on a second stream of a GPU, so that decode steps do not wait for it. On a CPU it runs at once. The
-scheduler bounds the batches and the kept embeddings (`scheduler/images.py`).
+A batch of tiles is launched in pieces of a few layers of the tower, in the stream of the steps: the next step waits for a
+piece, not for the batch. On a CPU a batch runs at once. The scheduler chooses the batches and the pieces, and bounds the
+kept embeddings (`scheduler/images.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +19,56 @@ from mla_router.worker.core import ImageInfo, ImagePart, PrefillChunk
 from mla_router.worker.model.vision import VisionEncoder
 
 
-class EncodedImages:
-    """A launched batch. Implements `PendingImages`."""
+class Piece(NamedTuple):
+    """Launched layers, between two events."""
 
-    def __init__(self, event: torch.cuda.Event | None) -> None:
-        self._event = event
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    layers: int
+
+
+class EncodedImages:
+    """A batch of tiles, of which some layers are launched. Implements `PendingImages`."""
+
+    def __init__(self, work: Iterator[None], layers: int, tiles: int, tile_layer_s: float) -> None:
+        """`work`: launches a layer at each of `layers` steps. `tile_layer_s`: seconds of a layer of one tile, as measured
+        before."""
+        self.layers_left = layers
+        self._work = work
+        self._tiles = tiles
+        self._tile_layer_s = tile_layer_s
+        self._pieces: deque[Piece] = deque()  # launched and not measured
+
+    @property
+    def layer_s(self) -> float:
+        return self.tile_layer_s * self._tiles
+
+    @property
+    def tile_layer_s(self) -> float:
+        while self._pieces and self._pieces[0].end.query():  # type: ignore[no-untyped-call]
+            piece = self._pieces.popleft()
+            seconds: float = piece.begin.elapsed_time(piece.end) / 1e3
+            self._tile_layer_s = seconds / piece.layers / self._tiles
+        return self._tile_layer_s
 
     def done(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        return not self.layers_left and (not self._pieces or self._pieces[-1].end.query())  # type: ignore[no-untyped-call]
+
+    def launch(self, layers: int) -> None:
+        """Launches up to `layers` more layers."""
+        layers = min(layers, self.layers_left)
+        self.layers_left -= layers
+        for _ in range(layers):
+            next(self._work)
+
+    def launch_measured(self, layers: int) -> None:
+        """`launch` on a GPU."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before = self.layers_left
+        begin.record()
+        self.launch(layers)
+        end.record()
+        self._pieces.append(Piece(begin, end, before - self.layers_left))
 
 
 class ImageStore:
@@ -34,50 +78,65 @@ class ImageStore:
         """`encoder`: None for a model without images, which encodes none."""
         self._encoder = encoder
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._batch: EncodedImages | None = None
         self._features: dict[int, list[Tensor]] = {}  # of images with tiles to come
-        self._embeddings: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}
+        self._embeddings: dict[int, Tensor] = {}
 
     def encode(self, parts: Sequence[ImagePart], dropped: Iterable[int] = ()) -> EncodedImages:
-        """Drops the embeddings of the keys `dropped` and launches the tower for all tiles of `parts`. After the last
-        part of an image its embeddings are kept."""
+        """Drops the embeddings of the keys `dropped` and begins a batch with all tiles of `parts`. After the last part of
+        an image its embeddings are kept."""
         for key in dropped:
             self._embeddings.pop(key, None)
             self._features.pop(key, None)
-        event = None if self._stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for _, alike in groupby(parts, key=lambda part: _colours(part.info)):
-                self._encode([*alike], event)
-            if event is not None:
-                event.record()
-        return EncodedImages(event)
+        before = 0.0 if self._batch is None else self._batch.tile_layer_s
+        assert self._encoder is not None, "a model without images"
+        alike = [[*some] for _, some in groupby(parts, key=lambda part: _colours(part.info))]
+        layers, tiles = len(alike) * self._encoder.num_layers, sum(map(self._num_tiles, parts))
+        self._batch = EncodedImages(self._layers(alike), layers, tiles, before)
+        if self._device.type == "cpu":
+            self._batch.launch(layers)
+        return self._batch
 
-    def _encode(self, parts: Sequence[ImagePart], event: torch.cuda.Event | None) -> None:
-        """Encodes parts with the same colour values in one batch."""
+    def encode_layers(self, count: int) -> None:
+        """Launches up to `count` more layers of the batch."""
+        assert self._batch is not None, "layers of no batch"
+        self._batch.launch_measured(count)
+
+    def _layers(self, alike: Sequence[Sequence[ImagePart]]) -> Iterator[None]:
+        """Launches a layer at each step. Parts with the same colour values run together."""
+        for parts in alike:
+            yield from self._layers_of(parts)
+            yield
+
+    def _layers_of(self, parts: Sequence[ImagePart]) -> Generator[None]:
+        """Launches the layers of `parts`, and keeps the embeddings of those images that are whole then."""
         assert self._encoder is not None, "a model without images"
         size = self._encoder.tile_size
+        # Pinned: the host would wait for the steps before any other copy
         raw = torch.frombuffer(bytearray().join(part.tiles for part in parts), dtype=torch.uint8)
-        pixels = raw.view(-1, 3, size, size).to(self._device)
-        counts = [len(part.tiles) // (3 * size * size) for part in parts]
-        features = self._encoder.encode(pixels, parts[0].info)
+        if self._device.type == "cuda":
+            raw = raw.pin_memory()
+        pixels = raw.view(-1, 3, size, size).to(self._device, non_blocking=True)
+        features = yield from self._encoder.encode(pixels, parts[0].info)
+        counts = [self._num_tiles(part) for part in parts]
         for part, own in zip(parts, torch.split(features, counts), strict=True):
             key, tiles = part.info.key, self._features.setdefault(part.info.key, [])
             tiles.append(own)
             if sum(map(len, tiles)) == part.info.num_tiles:
                 embeddings = self._encoder.arrange(torch.cat(tiles), part.info)
                 assert len(embeddings) == part.info.num_tokens, f"{embeddings.shape} {part.info}"
-                self._embeddings[key] = embeddings, event
+                self._embeddings[key] = embeddings
                 del self._features[key]
+
+    def _num_tiles(self, part: ImagePart) -> int:
+        assert self._encoder is not None, "a model without images"
+        return len(part.tiles) // (3 * self._encoder.tile_size**2)
 
     def rows(self, first: int, chunks: Sequence[PrefillChunk]) -> Iterator[tuple[int, Tensor]]:
         """Yields `ForwardBatch.embedded` for `chunks`, whose rows begin at `first`."""
         for chunk in chunks:
             for image in chunk.images:
-                embeddings, event = self._embeddings[image.key]
-                if event is not None:
-                    current = torch.cuda.current_stream(self._device)
-                    current.wait_event(event)
-                    embeddings.record_stream(current)
+                embeddings = self._embeddings[image.key]
                 yield first + image.row, embeddings[image.start : image.start + image.count]
             first += len(chunk.tokens)
 

@@ -142,7 +142,8 @@ def _image_bytes(engine: Engine) -> int:
     reserved = torch.cuda.memory_reserved(device)
     tiles = capacity.image_tiles
     info = ImageInfo(0, ImageKind.TILED, 0, tiles + 1, 1, 1, 1.0, (0.0,) * 3, (1.0,) * 3)
-    engine.encode((ImagePart(info, bytes(tiles * 3 * vision.tile_size**2)),), ())
+    encoded = engine.encode((ImagePart(info, bytes(tiles * 3 * vision.tile_size**2)),), ())
+    engine.encode_layers(encoded.layers_left)
     torch.cuda.synchronize(device)
     batch = torch.cuda.max_memory_reserved(device) - reserved
     return batch + capacity.image_tokens * engine.model.config.hidden_size * engine.dtype.itemsize

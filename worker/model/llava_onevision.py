@@ -1,11 +1,14 @@
 """LLaVA-OneVision (arXiv:2408.03326): Qwen2 with images.
 
-The vision tower, the projector and the order of an image's features are transformers'. The language model is ours:
-rows of image tokens take their embeddings from `ForwardBatch.embedded`.
+The modules of the vision tower and of the projector are transformers'. They are called one by one here, because a whole
+tower would hold up the decode steps. The language model is ours: rows of image tokens take their embeddings from
+`ForwardBatch.embedded`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -57,36 +60,67 @@ class LlavaOnevisionVision(VisionEncoder):
         self.vision_tower: nn.Module = reference.vision_tower
         self.multi_modal_projector: nn.Module = reference.multi_modal_projector
         self.image_newline = reference.image_newline
+        vision = reference.config.vision_config
+        self.edge: int = vision.image_size // vision.patch_size  # rows of features of a tile
+        self.grids: list[list[int]] = reference.config.image_grid_pinpoints
+        self.max_tiles = int(config.aspect_ratio.removeprefix("anyres_max_"))
+        chosen = reference.config.vision_feature_layer
+        chosen = [chosen] if isinstance(chosen, int) else chosen
+        depth = vision.num_hidden_layers + 1  # with the embeddings
+        self.feature_layers = [range(depth)[layer] for layer in chosen]
+        self.num_layers = max(self.feature_layers) + 2  # with the embeddings and the projector
         # In a tuple: its parameters are those above
         self._reference = (reference,)
 
-    def encode(self, pixels: Tensor, info: ImageInfo) -> Tensor:
-        mean, std = (pixels.new_tensor(v, dtype=torch.float32) for v in (info.mean, info.std))
-        colours = pixels.float() * info.scale
-        normal = (colours - mean[:, None, None]) / std[:, None, None]
-        tower = self.vision_tower(normal.to(self.image_newline.dtype), output_hidden_states=True)
-        features: Tensor = self.multi_modal_projector(self._selected(tower.hidden_states))
+    def encode(self, pixels: Tensor, info: ImageInfo) -> Generator[None, None, Tensor]:
+        # Colour by colour: a tensor of the values would be a copy to the device that the host waits for
+        colours = [
+            (pixels[:, colour].float() * info.scale - info.mean[colour]) / info.std[colour]
+            for colour in range(3)
+        ]
+        tower: Any = self.vision_tower
+        hidden: Tensor = tower.embeddings(torch.stack(colours, 1).to(self.image_newline.dtype))
+        yield
+        states = {0: hidden} if 0 in self.feature_layers else {}
+        for depth, layer in enumerate(tower.encoder.layers[: max(self.feature_layers)], 1):
+            hidden = layer(hidden, None)
+            if depth in self.feature_layers:
+                states[depth] = hidden
+            yield
+        selected = torch.cat([states[depth] for depth in self.feature_layers], dim=-1)
+        features: Tensor = self.multi_modal_projector(selected)
         return features
 
-    def _selected(self, hidden_states: tuple[Tensor, ...]) -> Tensor:
-        layers = self._reference[0].config.vision_feature_layer
-        if isinstance(layers, int):
-            return hidden_states[layers]
-        return torch.cat([hidden_states[layer] for layer in layers], dim=-1)
-
     def arrange(self, features: Tensor, info: ImageInfo) -> Tensor:
-        (reference,) = self._reference
+        newline = self.image_newline[None]
         if info.kind is ImageKind.VIDEO:
-            pooled = reference.apply_pooling(features).flatten(0, 1)
-            return torch.cat((pooled, self.image_newline[None]))
-        packed, _ = reference.pack_image_features(
-            [features],
-            [[info.height, info.width]],
-            image_newline=self.image_newline,
-            vision_aspect_ratio=self.format.aspect_ratio,
+            (reference,) = self._reference
+            return torch.cat((reference.apply_pooling(features).flatten(0, 1), newline))
+        if info.num_tiles == 1:
+            return torch.cat((features[0], newline))
+        rows = self._rows(features[1:], info)
+        newlines = newline.expand(len(rows), 1, -1)
+        return torch.cat((features[0], torch.cat((rows, newlines), dim=1).flatten(0, 1)))
+
+    def _rows(self, tiles: Tensor, info: ImageInfo) -> Tensor:
+        """Returns the features [rows, columns, hidden_size] of a picture from those of its tiles, without its border and
+        no larger than `max_tiles`. transformers' `pack_image_features` gives the same, but waits for the device."""
+        from transformers.models.llava_onevision.modeling_llava_onevision import (
+            get_anyres_image_grid_shape,
+            unpad_image,
         )
-        embeddings: Tensor = packed[0]
-        return embeddings
+
+        size = [info.height, info.width]
+        rows, columns = get_anyres_image_grid_shape(size, self.grids, self.tile_size)  # type: ignore[no-untyped-call]
+        by_tile = tiles.view(rows, columns, self.edge, self.edge, -1)
+        picture = by_tile.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
+        picture = unpad_image(picture, size)  # type: ignore[no-untyped-call]
+        height, width = picture.shape[1:]
+        ratio = math.sqrt(height * width / (self.max_tiles * self.edge**2))
+        if ratio > 1.1:
+            smaller = [int(height // ratio), int(width // ratio)]
+            picture = nn.functional.interpolate(picture[None], smaller, mode="bilinear")[0]
+        return picture.permute(1, 2, 0)
 
 
 def _without_language_model(config: LlavaOnevisionConfig) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Generator
 
 from torch import Tensor, nn
 
@@ -18,11 +19,13 @@ class VisionEncoder(nn.Module):
 
     tile_size: int  # pixels of an edge
     format: ImageFormat
+    num_layers: int  # pieces of `encode`
 
     @abstractmethod
-    def encode(self, pixels: Tensor, info: ImageInfo) -> Tensor:
-        """Returns features [N, tile_tokens, hidden_size] of tiles [N, 3, tile_size, tile_size] uint8, which are all of
-        images with the colour values of `info`."""
+    def encode(self, pixels: Tensor, info: ImageInfo) -> Generator[None, None, Tensor]:
+        """Launches the tower for tiles [N, 3, tile_size, tile_size] uint8, which are all of images with the colour values
+        of `info`, in `num_layers` pieces: yields after each but the last, and does not wait for the device. Returns
+        features [N, tile_tokens, hidden_size]."""
 
     @abstractmethod
     def arrange(self, features: Tensor, info: ImageInfo) -> Tensor:

@@ -67,9 +67,20 @@ class Encode(Call, frozen=True):
     dropped: tuple[int, ...]
 
 
-EngineCall = Union[Forward, Sample, Encode]  # noqa: UP007 (msgspec)
+class EncodeLayers(Call, frozen=True):
+    """Calls `encode_layers`."""
+
+    count: int
+
+
+EngineCall = Union[Forward, Sample, Encode, EncodeLayers]  # noqa: UP007 (msgspec)
 # The methods of an engine that change its state during serving, and their calls.
-ENGINE_CALLS: dict[str, type[Call]] = {"forward": Forward, "sample": Sample, "encode": Encode}
+ENGINE_CALLS: dict[str, type[Call]] = {
+    "forward": Forward,
+    "sample": Sample,
+    "encode": Encode,
+    "encode_layers": EncodeLayers,
+}
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(EngineCall)

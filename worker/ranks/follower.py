@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 from mla_router.worker.core import PendingStep, StepEngine
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
-from mla_router.worker.ranks.calls import Encode, EngineCall, Forward, Sample
+from mla_router.worker.ranks.calls import Encode, EncodeLayers, EngineCall, Forward, Sample
 
 HEARTBEAT_S = 0.5
 # Step N is launched when step N-2 is complete, here and on rank 0, because engines reuse the host memory of step N-2.
@@ -61,6 +61,8 @@ class Follower:
                 self._launched = self._engine.forward(plan)
             case Encode(parts, dropped):
                 self._engine.encode(parts, dropped)
+            case EncodeLayers(count):
+                self._engine.encode_layers(count)
             case Sample(masks):
                 launched, self._launched = self._launched, None
                 assert launched is not None, "a Sample without a Forward before it"

@@ -16,7 +16,14 @@ from mla_router.worker.core import (
     StepPlan,
     TokenMasks,
 )
-from mla_router.worker.ranks.calls import Encode, EngineCall, Forward, Masks, Sample
+from mla_router.worker.ranks.calls import (
+    Encode,
+    EncodeLayers,
+    EngineCall,
+    Forward,
+    Masks,
+    Sample,
+)
 
 
 class Sender(Protocol):
@@ -48,6 +55,10 @@ class Leader(Generic[ForwardOutput]):
     def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> PendingImages:
         self._sender.send(Encode(parts, dropped))
         return self._engine.encode(parts, dropped)
+
+    def encode_layers(self, count: int) -> None:
+        self._sender.send(EncodeLayers(count))
+        self._engine.encode_layers(count)
 
     def is_usable_after(self, error: Exception) -> bool:
         # The other ranks may have run the step, or wait for this one in an exchange.

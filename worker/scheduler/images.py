@@ -4,12 +4,13 @@ A request waits here until all of its images are encoded. They stay on the devic
 prompt again after a retraction. After that they are kept while there is room, the least recently used dropped first, so
 that the same image is not encoded twice.
 
-One batch of the tower is launched at a time, in order of arrival: a request with many tiles does not hold up the decode
-steps, and its next tiles wait for the end of the batch before.
+One batch of the tower runs at a time, in order of arrival. It is launched in pieces between the steps. A piece has as
+many layers as take a share of a step's time, so the tower makes steps longer by that share, whatever the number of tiles.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,17 @@ from typing import Any
 from mla_router.worker.core import ImagePart, PendingImages, StepEngine
 from mla_router.worker.messages import Generate, Image
 from mla_router.worker.scheduler.request import Request
+
+# Time of the tower between two steps, as a share of a step's time
+SHARE = 0.45
+
+
+def layers_within(seconds: float, batch: PendingImages) -> int:
+    """Returns the number of layers of `batch` to launch, which take up to `seconds`: at least one, if any is left."""
+    if math.isinf(seconds):
+        return batch.layers_left
+    fitting = int(seconds / batch.layer_s) if batch.layer_s else 1
+    return min(max(1, fitting), batch.layers_left)
 
 
 @dataclass(slots=True)
@@ -39,6 +51,8 @@ class ImageRequests:
         self._held = 0  # tokens of all entries
         self._dropped: list[int] = []  # keys whose embeddings the engine still has
         self._in_flight: tuple[PendingImages, list[Entry]] | None = None
+        # Predicted seconds of the layers that the last `advance` launched in front of the next step
+        self.launched_s = 0.0
 
     def __len__(self) -> int:
         """The number of requests whose images are not encoded yet."""
@@ -58,9 +72,10 @@ class ImageRequests:
         """Takes a request in state ENCODING. `advance` returns it when its images are encoded."""
         self._line.append(request)
 
-    def advance(self) -> list[Request]:
-        """Launches the next batch if none is running. Returns the requests whose images were encoded since the last
-        call. Raises what the engine raises."""
+    def advance(self, seconds: float) -> list[Request]:
+        """Launches layers of the tower that take up to `seconds`, of the running batch or of the next one. Returns the
+        requests whose images were encoded since the last call. Raises what the engine raises."""
+        self.launched_s = 0.0
         if self._in_flight is not None and self._in_flight[0].done():
             for entry in self._in_flight[1]:
                 entry.is_encoded = entry.launched == entry.image.info.num_tiles
@@ -72,7 +87,12 @@ class ImageRequests:
         ready = [request for request in self._encoding if self._is_encoded(request)]
         self._encoding = [request for request in self._encoding if request not in ready]
         if self._in_flight is None and self._encoding:
-            self._launch()
+            self._begin()
+        if self._in_flight is not None and self._in_flight[0].layers_left:
+            batch = self._in_flight[0]
+            layers = layers_within(seconds, batch)
+            self.launched_s = layers * batch.layer_s
+            self._engine.encode_layers(layers)
         return ready
 
     def fail(self) -> list[Request]:
@@ -128,8 +148,8 @@ class ImageRequests:
         self._held -= self._entries.pop(key).image.info.num_tokens
         self._dropped.append(key)
 
-    def _launch(self) -> None:
-        """Launches the next tiles of the waiting requests, the oldest first."""
+    def _begin(self) -> None:
+        """Begins a batch with the next tiles of the waiting requests, the oldest first."""
         parts: list[ImagePart] = []
         batch: list[Entry] = []
         room = self._engine.capacity.image_tiles

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
+from dataclasses import replace
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
@@ -51,7 +53,7 @@ from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.drafts import DraftCounts
 from mla_router.worker.scheduler.expert_recorder import ExpertRecorder, Load
 from mla_router.worker.scheduler.grammars import GrammarRequests
-from mla_router.worker.scheduler.images import ImageRequests
+from mla_router.worker.scheduler.images import SHARE, ImageRequests
 from mla_router.worker.scheduler.lockstep import Alone, StepGroup
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
@@ -154,19 +156,21 @@ class Scheduler:
             timeout = 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
+        self.images.launched_s = 0.0
         if self.images:
-            self._encode_images()
+            # In front of the next step. Without steps nobody waits for a piece
+            self._encode_images(math.inf if only_preparing else SHARE * self._step_s)
         for request, problem in self.grammars.poll():
             if problem is None:
                 self.planner.waiting.add(request)
             else:
                 self._end_without_masks(request, problem)
 
-    def _encode_images(self) -> None:
-        """Launches the next batch of the vision tower, and passes on the requests whose images are encoded."""
+    def _encode_images(self, seconds: float) -> None:
+        """Launches up to `seconds` of the vision tower, and passes on the requests whose images are encoded."""
         try:
             with self.heartbeat.paused():
-                ready = self.images.advance()
+                ready = self.images.advance(seconds)
         except Exception as error:  # noqa: BLE001 (other images may not have the same error)
             self._count_failure(error)
             for request in self.images.fail():
@@ -269,6 +273,7 @@ class Scheduler:
         if step is None:
             return None
         self._step_s = step.predicted_s
+        step.tower_s = self.images.launched_s
         self.heartbeat.expect(before + self._step_s)
         try:
             step.forward_output = self.engine.forward(step.plan)
@@ -316,6 +321,8 @@ class Scheduler:
             self._fail(step, error)
             return
         self._failures = 0
+        if result.seconds is not None and step.tower_s:
+            result = replace(result, seconds=max(result.seconds - step.tower_s, 0.0))
         if result.seconds is not None and step.is_typical:
             self.planner.step_time.learn(step.plan, result.seconds)
             self.planner.drafts.learn(step, result)
