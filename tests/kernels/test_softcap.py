@@ -11,6 +11,7 @@ from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("cap", [1.0, 30.0])
 @pytest.mark.parametrize("shape", [(3, 1), (2, 2049), (0, 7)])
 def test_formula(shape: tuple[int, int], cap: float) -> None:

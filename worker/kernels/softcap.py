@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
@@ -36,11 +37,27 @@ def _softcap_kernel(x, cap, count, BLOCK: tl.constexpr):
     wait_for_previous()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + at, at < count, other=0.0)
-    tl.store(x + at, softcapped(values, cap), at < count)
+    tl.store(x + at, softcapped(values, 1.0, cap), at < count)
 
 
 @triton.jit
-def softcapped(values, cap):
-    """Returns cap * tanh(values / cap), for float32 of any shape."""
-    # Of larger numbers tanh is 1 in float32
-    return cap - 2 * cap / (1 + tl.exp(tl.minimum(values * (2 / cap), 40.0)))
+def softcapped(values, scale, cap):
+    """Returns cap * tanh(values * scale / cap), for float32 of any shape: within cap * 1e-6 of the exact number.
+
+    tanh(x) is 1 - 2 / (1 + exp(2 x)), with the GPU's approximations of 2^x and 1 / x. Its tanh is one instruction
+    instead of two, but is wrong by up to 2^-11: by 0.02 for a cap of 50.
+    """
+    power = tl.exp2(values * (scale * 2.8853900817779268 / cap))  # 2 * log2(e)
+    return cap - 2 * cap * _reciprocal(1 + power)
+
+
+@triton.jit
+def _reciprocal(x):
+    if not cuda_capability_geq(8, 0):  # the interpreter has no assembly
+        result = 1 / x
+    else:
+        # One instruction; Triton's division has ten, for the largest numbers as well
+        result = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return result

@@ -371,15 +371,29 @@ def test_the_sweep_compiled_for_sm_90() -> None:
 
 
 def hopper_launches() -> None:
-    """Launches DeepSeek's heads, with shared and with own rotary keys; then Llama's."""
+    """Launches DeepSeek's heads, with shared and with own rotary keys; then Llama's and Gemma 2 27B's."""
 
-    def attend(heads: int, groups: int, own: int, value: int, shared: int = 0) -> None:
-        work = PrefillWork.on("meta", [(4096, 4096)], heads=heads)
+    def attend(
+        heads: int,
+        groups: int,
+        own: int,
+        value: int,
+        shared: int = 0,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        work = PrefillWork.on("meta", [(4096, 4096)], heads=heads, window=window)
         q = torch.empty(4096, heads, own + shared, dtype=torch.bfloat16, device="meta")
         kv = torch.empty(4096, groups, own + value, dtype=torch.bfloat16, device="meta")
         k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
         ragged_attention_hopper(
-            q, kv[..., :own], kv[..., own:], k_pe if shared else None, work, scale=0.1
+            q,
+            kv[..., :own],
+            kv[..., own:],
+            k_pe if shared else None,
+            work,
+            scale=0.1,
+            softcap=softcap,
         )
 
     attend(16, 16, 128, 128, shared=64)
@@ -387,6 +401,8 @@ def hopper_launches() -> None:
     attend(16, 16, 192, 128)
     attend(32, 8, 128, 128)
     attend(32, 8, 64, 64)
+    attend(32, 16, 128, 128, softcap=50.0)
+    attend(32, 16, 128, 128, window=4096, softcap=50.0)
 
 
 def test_hoppers_kernel_compiled_for_sm_90() -> None:

@@ -203,9 +203,10 @@ def _attend(
             for tile in tl.static_range(PAIR):
                 of_tile = tl.trans(rest[tile])
                 scores = tl.dot(q_rest[tile], of_tile, scores, input_precision="ieee")
-        scores *= scale_log2
         if CAP is not None:
-            scores = softcapped(scores, CAP)
+            scores = softcapped(scores, scale_log2, CAP)
+        else:
+            scores *= scale_log2
         scores = tl.where(visible[None, :], scores, float("-inf"))
         weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
         v = load_cached(values + rows, exists, V, BLOCK_V, FP8)

@@ -54,11 +54,9 @@ def ragged_attention(
     )
     assert out is None or out.is_contiguous(), f"out {tuple(out.shape)}, strides {out.stride()}"
     if on_gpu(q):
-        if softcap is None and suits_hopper(q, k, v, shared_keys, work):
-            return ragged_attention_hopper(q, k, v, shared_keys, work, scale=scale, out=out)
-        return ragged_attention_triton(
-            q, k, v, shared_keys, work, scale=scale, out=out, softcap=softcap
-        )
+        suits = suits_hopper(q, k, v, shared_keys, work)
+        op = ragged_attention_hopper if suits else ragged_attention_triton
+        return op(q, k, v, shared_keys, work, scale=scale, out=out, softcap=softcap)
     return ragged_attention_torch(
         q,
         k,

@@ -40,10 +40,9 @@ _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 def suits_hopper(
     q: Tensor, k: Tensor, v: Tensor, shared_keys: Tensor | None, work: PrefillWork
 ) -> bool:
-    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, no window, parts of heads with 64
-    or 128 numbers, and rows and heads that begin at multiples of 16 bytes."""
-    is_tall = work.block_queries == TALL_BLOCK and work.window is None
-    if not is_tall or not work.num_keys or not is_hopper(q.device):
+    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, parts of heads with 64 or 128
+    numbers, and rows and heads that begin at multiples of 16 bytes."""
+    if work.block_queries != TALL_BLOCK or not work.num_keys or not is_hopper(q.device):
         return False
     parts = _parts(q, k, shared_keys)
     widths = [v.shape[-1], *(part.shape[-1] for part in parts if part is not None)]
@@ -66,6 +65,7 @@ def ragged_attention_hopper(
     *,
     scale: float,
     out: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`ragged_attention` of operands that `suits_hopper`. Products are of the tensors' dtype, sums are float32."""
     num_queries, heads, _ = q.shape
@@ -99,6 +99,8 @@ def ragged_attention_hopper(
         STAGES=STAGES,
         CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        WINDOW=work.window,
+        CAP=None if softcap is None else softcap * math.log2(math.e),
         num_warps=4,
     )
     return out, lse
@@ -134,6 +136,7 @@ def _produce(
     OTHERS_HEAD: gl.constexpr,
     V_HEAD: gl.constexpr,
     BLOCK_M: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):
     """Fills `rings` from `sources`, tile after tile of this program."""
     first_queries, last_queries, keys, values = rings
@@ -143,13 +146,13 @@ def _produce(
     D: gl.constexpr = keys.tiles.shape[2]
     step, round_, tile = 0, 0, gl.program_id(0)
     while tile < tiles:
-        query_row, _, key_row, first_sees, num_keys = work_of(query_blocks, tile, HEADS)
-        blocks, _ = key_blocks(first_sees, num_keys, BLOCK_M, BLOCK_N)
+        query_row, num_queries, key_row, first_sees, num_keys = work_of(query_blocks, tile, HEADS)
+        end, blocks, _, _ = key_blocks(first_sees, num_queries, num_keys, BLOCK_M, BLOCK_N, WINDOW)
         head = tile % HEADS
         group = head // SHARE
         column = head * Q_HEAD
         for i in range(blocks):
-            row = key_row + (blocks - 1 - i) * BLOCK_N
+            row = key_row + (end - 1 - i) * BLOCK_N
             fill(keys, step, k, group * K_HEAD, others, group * OTHERS_HEAD, row)
             if i == 0:  # after the keys: their memory is free before the memory of the last queries
                 fill(first_queries, round_, q, column, q_others, column + D, query_row)
@@ -184,6 +187,8 @@ def _ragged_attention(
     STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
+    WINDOW: gl.constexpr,
+    CAP: gl.constexpr,
 ):
     """`q_others` and `others` are the second parts of queries and keys, None if there are none."""
     TWO_PARTS: gl.constexpr = others is not None
@@ -195,8 +200,11 @@ def _ragged_attention(
     shared = keys, values, out, lse, scale_log2
     gl.warp_specialize(
         [
-            (consume, (first_queries, 0, shared, work, HEADS, BLOCK_M, TWO_PARTS)),
-            (consume, (last_queries, BLOCK_M // 2, shared, work, HEADS, BLOCK_M, TWO_PARTS)),
+            (consume, (first_queries, 0, shared, work, HEADS, BLOCK_M, TWO_PARTS, WINDOW, CAP)),
+            (
+                consume,
+                (last_queries, BLOCK_M // 2, shared, work, HEADS, BLOCK_M, TWO_PARTS, WINDOW, CAP),
+            ),
             (
                 _produce,
                 (
@@ -210,6 +218,7 @@ def _ragged_attention(
                     OTHERS_HEAD,
                     V_HEAD,
                     BLOCK_M,
+                    WINDOW,
                 ),
             ),
         ],

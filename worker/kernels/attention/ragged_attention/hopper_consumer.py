@@ -1,6 +1,6 @@
 """The consumers of `hopper.py`'s kernel: each of two warpgroups computes attention of half a block's queries.
 
-Keys arrive block by block, the last ones first, since only these are masked. The products with the next block's keys
+Keys arrive block by block, the last ones first: only these are masked, and with a window the first ones. The products with the next block's keys
 and with this block's values are issued together. While one warpgroup computes its softmax, the products of the other
 one use the tensor cores. Only the tiles that both read keep the two in step.
 (FlashAttention-3, Shah et al., 2024, arXiv:2407.08608, section 3.1, orders them by barriers, and section 3.2 begins the
@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.ragged_attention.rings import let_go, wait_full
+from mla_router.worker.kernels.softcap import softcapped
 
 QUERIES = gl.constexpr(64)  # of a warpgroup: rows of its products
 ROWS_AT_ONCE = gl.constexpr(32)  # rows that `_forget` tests at once
@@ -31,11 +32,26 @@ def work_of(query_blocks, tile, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def key_blocks(first_sees, num_keys, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Returns the number of blocks of keys for a block of queries, and the number of masked ones among the last: at least
-    one, even without any key."""
-    needed = gl.maximum(gl.cdiv(gl.minimum(first_sees + BLOCK_M - 1, num_keys), BLOCK_N), 1)
-    return needed, gl.maximum(needed - gl.minimum(first_sees, num_keys) // BLOCK_N, 1)
+def key_blocks(
+    first_sees,
+    num_queries,
+    num_keys,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
+    """Returns, for a block of queries, the block behind the last one of its keys, the number of blocks of keys, at least
+    one even without any key, and how many of them, counted from the last, end the masked ones and the unmasked ones
+    behind these. The others are masked by the window."""
+    end = gl.maximum(gl.cdiv(gl.minimum(first_sees + BLOCK_M - 1, num_keys), BLOCK_N), 1)
+    masked = gl.maximum(end - gl.minimum(first_sees, num_keys) // BLOCK_N, 1)
+    blocks, whole = end, end
+    if WINDOW is not None:
+        first = gl.minimum(gl.maximum(first_sees - WINDOW, 0) // BLOCK_N, end - 1)
+        outside = first_sees + gl.minimum(BLOCK_M, num_queries) - 1 - WINDOW
+        blocks = end - first
+        whole = end - gl.maximum(gl.cdiv(gl.maximum(outside, 0), BLOCK_N), first)
+    return end, blocks, gl.minimum(masked, blocks), gl.maximum(whole, gl.minimum(masked, blocks))
 
 
 @gluon.jit
@@ -68,16 +84,33 @@ def _scores(queries, keys, step, like, TWO_PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(scores, row_max, row_sum, seen, columns, scale_log2, MASKED: gl.constexpr):
+def _softmax(
+    scores,
+    row_max,
+    row_sum,
+    seen,
+    outside,
+    columns,
+    scale_log2,
+    MASKED: gl.constexpr,
+    WINDOW: gl.constexpr,
+    CAP: gl.constexpr,
+):
     """Returns the weights of a block's scores, the factor for the sums before, and the new maximum and sum."""
+    factor = scale_log2
+    if CAP is not None:
+        scores, factor = softcapped(scores, scale_log2, CAP), 1.0
     if MASKED:
-        visible = gl.expand_dims(columns, 0) < gl.expand_dims(seen, 1)
+        columns = gl.expand_dims(columns, 0)
+        visible = columns < gl.expand_dims(seen, 1)
+        if WINDOW is not None:
+            visible = visible & (columns >= gl.expand_dims(outside, 1))
         scores = gl.where(visible, scores, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale_log2)
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * factor)
     base = new_max
     if MASKED:  # a row may have seen no key yet
         base = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(base, 1))
+    weights = gl.exp2(scores * factor - gl.expand_dims(base, 1))
     shrink = gl.exp2(row_max - base)
     return weights, new_max, row_sum * shrink + gl.sum(weights, 1), shrink
 
@@ -109,14 +142,18 @@ def _walk(
     step,
     first,
     last,
-    blocks,
+    end,
     seen,
+    outside,
     columns,
     scale_log2,
     TWO_PARTS: gl.constexpr,
     MASKED: gl.constexpr,
+    WINDOW: gl.constexpr,
+    CAP: gl.constexpr,
 ):
-    """Attends to blocks of keys [first, last) of `blocks`, counted from the end. `weights` belong to the block before."""
+    """Attends to blocks of keys [first, last), counted from the last one before `end`. `weights` belong to the block
+    before."""
     BLOCK_N: gl.constexpr = scores.shape[1]
     for i in range(first, last):
         wait_full(keys, step)
@@ -126,9 +163,9 @@ def _walk(
         scores, acc = warpgroup_mma_wait(0, deps=[scores, acc])
         let_go(keys, step)
         let_go(values, step - 1)
-        at = (blocks - 1 - i) * BLOCK_N + columns
+        at = (end - 1 - i) * BLOCK_N + columns
         scores, row_max, row_sum, shrink = _softmax(
-            scores, row_max, row_sum, seen, at, scale_log2, MASKED
+            scores, row_max, row_sum, seen, outside, at, scale_log2, MASKED, WINDOW, CAP
         )
         # Just before their product: behind a branch the compiler converts weights in pairs, not one by one
         wait_full(values, step)
@@ -147,6 +184,8 @@ def consume(
     HEADS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     TWO_PARTS: gl.constexpr,
+    WINDOW: gl.constexpr,
+    CAP: gl.constexpr,
 ):
     """Computes the queries from FIRST on of this program's blocks of BLOCK_M."""
     keys, values, out, lse, scale_log2 = shared
@@ -166,8 +205,13 @@ def consume(
     next_work = work_of(query_blocks, tile, HEADS)
     while tile < tiles:
         query_row, num_queries, _, first_sees, num_keys = next_work
-        blocks, masked = key_blocks(first_sees, num_keys, BLOCK_M, BLOCK_N)
+        end, blocks, masked, whole = key_blocks(
+            first_sees, num_queries, num_keys, BLOCK_M, BLOCK_N, WINDOW
+        )
         seen = gl.minimum(first_sees + m, num_keys)
+        outside = seen
+        if WINDOW is not None:
+            outside = first_sees + m - WINDOW
         acc = gl.zeros([QUERIES, V], gl.float32, of_sums)
         row_max = gl.full([QUERIES], float("-inf"), gl.float32, gl.SliceLayout(1, of_scores))
         row_sum = gl.zeros([QUERIES], gl.float32, gl.SliceLayout(1, of_scores))
@@ -178,16 +222,26 @@ def consume(
         scores = _scores(queries, keys, step, scores, TWO_PARTS)
         scores = warpgroup_mma_wait(0, deps=[scores])
         let_go(keys, step)
-        at = (blocks - 1) * BLOCK_N
+        at = (end - 1) * BLOCK_N
         scores, row_max, row_sum, _ = _softmax(
-            scores, row_max, row_sum, seen, at + columns, scale_log2, True
+            scores,
+            row_max,
+            row_sum,
+            seen,
+            outside,
+            at + columns,
+            scale_log2,
+            True,
+            WINDOW,
+            CAP,
         )
         weights = gl.convert_layout(scores.to(DTYPE), of_weights)
         wait_full(values, step)
         if at + BLOCK_N > num_keys:
             _forget(values.tiles.index(step % values.full.shape[0]), num_keys - at)
         step += 1
-        for MASKED in gl.static_range(1, -1, -1):
+        begins, ends = (1, masked, whole), (masked, whole, blocks)
+        for part in gl.static_range(2 if WINDOW is None else 3):
             scores, weights, acc, row_max, row_sum, step = _walk(
                 queries,
                 keys,
@@ -198,14 +252,17 @@ def consume(
                 row_max,
                 row_sum,
                 step,
-                1 if MASKED else masked,
-                masked if MASKED else blocks,
-                blocks,
+                begins[part],
+                ends[part],
+                end,
                 seen,
+                outside,
                 columns,
                 scale_log2,
                 TWO_PARTS,
-                MASKED,
+                part != 1,
+                WINDOW,
+                CAP,
             )
         let_go(queries, round_)
         # Loaded while the last product runs

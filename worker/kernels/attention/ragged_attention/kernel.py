@@ -187,7 +187,7 @@ def _walk(
             scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
         factor = scale_log2
         if CAP is not None:
-            scores, factor = softcapped(scores * scale_log2, CAP), 1.0
+            scores, factor = softcapped(scores, scale_log2, CAP), 1.0
         if MASKED:
             key = (start + columns)[None, :]
             visible = key < seen[:, None]
