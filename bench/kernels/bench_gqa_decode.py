@@ -42,23 +42,23 @@ COLD_BYTES = 200 << 20  # of caches that take turns
 CANDIDATES = [
     Tiling(16, tokens, warps, stages, programs, min_blocks=2)
     for tokens, warps, stages, programs in (
+        (16, 4, 4, 4),
+        (32, 2, 3, 4),
         (32, 4, 2, 4),
+        (32, 4, 3, 2),
         (32, 4, 3, 3),
         (32, 4, 3, 4),
         (32, 4, 4, 3),
-        (32, 2, 3, 4),
+        (32, 8, 3, 2),
         (64, 4, 2, 3),
+        (64, 4, 2, 4),
         (64, 4, 3, 2),
         (64, 4, 3, 3),
-        (64, 4, 3, 4),
         (64, 4, 4, 2),
         (64, 8, 3, 2),
         (128, 4, 2, 2),
-        (128, 4, 3, 1),
+        (128, 8, 2, 2),
         (128, 8, 3, 1),
-        (16, 4, 4, 2),
-        (32, 4, 3, 2),
-        (32, 8, 3, 2),
     )
 ]
 
@@ -101,6 +101,10 @@ def gemma_2_9b(batch: int, length: int, window: int | None = 4096) -> Case:
     return Case("Gemma 2 9B", 16, 8, 256, 256, batch, length, window=window, softcap=50.0)
 
 
+def qwen_2_7b(batch: int, length: int) -> Case:
+    return Case("Qwen2 7B", 28, 4, 128, 128, batch, length)
+
+
 CASES = [
     *(llama_3_8b(batch, length) for batch in (1, 8, 64, 256) for length in (512, 4096)),
     llama_3_8b(1, 32768),
@@ -115,16 +119,15 @@ CASES = [
         for length, window in ((1024, None), (8192, None), (8192, 4096))
     ),
 ]
-SWEPT = [
-    llama_3_8b(1, 4096),
-    llama_3_8b(8, 4096),
-    llama_3_8b(64, 4096),
-    llama_3_8b(64, 4096, page_size=16),
-    llama_3_2_1b(64, 4096),
-    v2_lite(1, 4096),
-    v2_lite(32, 1024),
-    gemma_2_9b(1, 8192),
-    gemma_2_9b(32, 8192),
+SWEPT = [  # in pages of the engine's size
+    replace(case, page_size=16)
+    for case in (
+        *(llama_3_8b(batch, 1024) for batch in (1, 8, 32, 64, 128)),
+        *(llama_3_8b(batch, 8192) for batch in (1, 8, 32)),
+        *(qwen_2_7b(*shape) for shape in ((1, 1024), (32, 1024), (128, 1024), (8, 8192))),
+        *(gemma_2_9b(batch, 8192, window) for batch in (1, 8, 32) for window in (None, 4096)),
+        gemma_2_9b(32, 1024, None),
+    )
 ]
 
 
@@ -146,6 +149,18 @@ class Inputs:
         shape = case.batch, case.heads + 2 * case.num_kv_heads, case.width
         self.q = torch.randn(shape, dtype=torch.bfloat16, device="cuda")[:, : case.heads]
         self.out = self.q.new_empty(case.batch, case.heads, case.v_head_dim)
+
+    def chosen(self) -> Tiling:
+        """Returns the engine's tiling."""
+        case = self.case
+        share, width = case.heads // case.num_kv_heads, case.width + case.v_head_dim
+        return gqa_tiling(
+            share,
+            width,
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.width,
+            on=limits(self.lengths.device),
+        )
 
     def schedule(self, chosen: Tiling, times: int = 1) -> DecodeSchedule:
         """Returns a schedule with `times` as many parts as programs run at a time."""
@@ -203,12 +218,7 @@ class Inputs:
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
-    chosen = gqa_tiling(
-        case.heads // case.num_kv_heads,
-        case.width + case.v_head_dim,
-        on=limits(torch.device("cuda")),
-    )
-    schedule = inputs.schedule(chosen)
+    schedule = inputs.schedule(inputs.chosen())
     us = time_us(inputs.call(schedule))
     return asdict(case) | {
         "us": us,
@@ -273,7 +283,11 @@ def run_sweep() -> dict[str, Any]:
                 rows.append({"us": us, "tiling": astuple(tiles), "parts": schedule.num_parts})
         rows.sort(key=lambda row: row["us"])
         results.append(asdict(case) | {"rows": rows})
-        print(f"{case}: floor {floor_us(moved_bytes=case.kv_bytes):.1f} us")
+        chosen = inputs.schedule(inputs.chosen())
+        print(
+            f"{case}: floor {floor_us(moved_bytes=case.kv_bytes):.1f} us, chosen {inputs.graph_us(chosen):.1f} us "
+            f"{astuple(chosen.tiling)} {chosen.num_parts} parts"
+        )
         for row in rows[:5]:
             print(f"    {row['us']:8.1f} us  {row['tiling']}  {row['parts']} parts", flush=True)
     return {"cases": results}

@@ -55,7 +55,8 @@ class Inputs:
     def schedule(self) -> DecodeSchedule:
         lengths = self.paged.lengths
         kv_dim = self.q.shape[-1] + self.v_head_dim
-        chosen = gqa_tiling(self.heads // self.kv_heads, kv_dim, on=limits(torch.device("cuda")))
+        share, on = self.heads // self.kv_heads, limits(torch.device("cuda"))
+        chosen = gqa_tiling(share, kv_dim, num_kv_heads=self.kv_heads, on=on)
         parts = num_parts(chosen, self.heads, 1, lengths.device, num_kv_heads=self.kv_heads)
         return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
 

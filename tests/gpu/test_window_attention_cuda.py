@@ -46,7 +46,7 @@ class Decode:
     def run(self) -> Tensor:
         paged = self.paged
         share = self.heads // self.kv_heads
-        chosen = gqa_tiling(share, 2 * self.width, on=limits(DEVICE))
+        chosen = gqa_tiling(share, 2 * self.width, num_kv_heads=self.kv_heads, on=limits(DEVICE))
         parts = num_parts(chosen, self.heads, 1, DEVICE, num_kv_heads=self.kv_heads)
         schedule = decode_schedule(
             paged.lengths, max_length=8192, tiling=chosen, num_parts=parts, window=self.window

@@ -256,9 +256,10 @@ def test_tilings_of_an_h200() -> None:
     for heads, queries in ((16, 4), (128, 1)):
         assert tiling(heads, 64, queries, on=H200) == Tiling(64, 64, 8, 3, 1, hopper=True)
     assert gqa_tiling(1, 128, on=H200) == Tiling(16, 64, 4, 3, 4, 1, 2)
-    assert gqa_tiling(4, 256, on=H200) == Tiling(16, 64, 4, 3, 3, 1, 2)
+    assert gqa_tiling(4, 256, on=H200) == Tiling(16, 64, 4, 3, 3, 1, 1)
+    assert gqa_tiling(4, 256, num_kv_heads=8, on=H200) == Tiling(16, 64, 4, 2, 4, 1, 1)
     assert gqa_tiling(1, 320, head_dim=192, on=H200) == Tiling(16, 32, 4, 3, 3, 1, 2)
-    assert gqa_tiling(16, 512, on=H200) == Tiling(16, 32, 4, 3, 2, 1, 2)
+    assert gqa_tiling(16, 512, on=H200) == Tiling(16, 32, 8, 3, 2, 1, 1)
     assert gqa_tiling(32, 256, on=H200) == Tiling(32, 64, 4, 3, 2, 1, 2)
     assert gqa_tiling(128, 256, on=H200) == Tiling(64, 64, 4, 3, 1, 1, 2)
     for programs, stages in ((264, 3), (265, 2)):

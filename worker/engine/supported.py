@@ -77,7 +77,14 @@ def check_limits(found: Limits, model: ModelConfig, *, fp8: bool = False) -> Non
         else:
             assert isinstance(spec, GroupedQueryAttentionSpec), f"attention {type(spec)}"
             width, share = spec.head_dim + spec.v_head_dim, spec.num_heads // spec.num_kv_heads
-            gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=found)
+            gqa_tiling(
+                share,
+                width,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                fp8=fp8,
+                on=found,
+            )
         prefill_tiling(
             TALL_BLOCK, 2, 1, head_dim=spec.head_dim, v_head_dim=spec.v_head_dim, on=found
         )

@@ -179,7 +179,14 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Ti
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
         width = spec.head_dim + spec.v_head_dim
-        chosen = gqa_tiling(share, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device))
+        chosen = gqa_tiling(
+            share,
+            width,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            fp8=fp8,
+            on=limits(device),
+        )
         parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
 
         def of_nodes(requests: int, queries: int) -> tuple[Tiling, int]:
