@@ -20,7 +20,7 @@ from mla_router.worker.model.vision import VisionEncoder
 
 
 class Piece(NamedTuple):
-    """Launched layers, between two events."""
+    """Layers that were launched together, between two events."""
 
     begin: torch.cuda.Event
     end: torch.cuda.Event
