@@ -16,6 +16,7 @@ from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
 from support.dp_schedulers import other_dp_rank
 from support.fake_engine import continuation, logprob
 from support.faulty_engine import FaultyEngine
+from support.forcing_grammars import FORCING, ForcingGrammars, forced_continuation
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 
 SHARED = [i % 50 for i in range(36)]
@@ -49,10 +50,14 @@ class Scenario:
         request = self.requests[rid]
         known = [*request.prompt, *request.output]
         left = request.sampling.max_tokens - len(request.output)
-        return continuation(known, left, request.sampling.seed, request.sampling.stop_token_ids)
+        seed, stops = request.sampling.seed, request.sampling.stop_token_ids
+        if request.grammar is not None:
+            return forced_continuation(request.prompt, left, seed, stops, request.output)
+        return continuation(known, left, seed, stops)
 
     def play(self, *, overlap: bool) -> tuple[Run, list[StepPlan]]:
         engine = FaultyEngine(self.capacity, **self.faults)
+        grammars: Any = ForcingGrammars()
         script: dict[int, list[ToScheduler]] = {}
         for at, request in zip(self.arrivals, self.requests, strict=True):
             script.setdefault(at, []).append(request)
@@ -65,6 +70,7 @@ class Scenario:
                 capacity=self.capacity,
                 overlap=overlap,
                 group=group,
+                grammars=grammars,
                 **{"chunk_size": 64, **self.settings},
             )
         return outcome, engine.plans
@@ -158,6 +164,10 @@ def dp_attention(scenario: Scenario) -> None:
     scenario.has_dp_ranks = True
 
 
+def drafts(scenario: Scenario) -> None:
+    scenario.capacity = replace(scenario.capacity, tokens_per_row=3)
+
+
 def was_retracted(outcome: Run, _: list[StepPlan]) -> bool:
     return outcome.scheduler.stats().retracted > 0
 
@@ -168,6 +178,11 @@ def some_end(reason: str) -> Callable[[Run, list[StepPlan]], bool]:
 
 def cached(outcome: Run, rid: str) -> int:
     return outcome.channel.deltas()[rid][0].cached_tokens
+
+
+def grammars(scenario: Scenario) -> None:
+    for i in (1, 2, 6):
+        scenario.set(i, grammar=FORCING)
 
 
 FEATURES: dict[Callable[[Scenario], None], Callable[[Run, list[StepPlan]], bool]] = {
@@ -184,9 +199,11 @@ FEATURES: dict[Callable[[Scenario], None], Callable[[Run, list[StepPlan]], bool]
     flushes: lambda o, _: cached(o, "r6") == 0,
     prompt_logprobs: lambda o, _: o.channel.deltas()["r2"][0].prompt_logprobs is not None,
     logprobs: lambda o, _: o.channel.deltas()["r2"][0].logprobs is not None,
+    grammars: lambda o, _: any(len(d.token_ids) > 3 for d in o.channel.deltas()["r2"]),
     continuations: lambda o, _: len(o.channel.tokens("r5")) == 11,
     rows_without_token: some_end("error"),
     steps_that_fail: some_end("error"),
+    drafts: lambda o, _: o.scheduler.stats().accepted_tokens > 0,
     dp_attention: lambda _, plans: bool(plans[0].group and all(plans[0].group.rows)),
 }
 
