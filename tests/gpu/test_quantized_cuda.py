@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.hopper_ring import padded_rows
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
@@ -15,10 +16,11 @@ from mla_router.worker.kernels.quantize import (
     quantize_rows_torch,
 )
 from mla_router.worker.kernels.quantized_linear import row_form
+from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper, splits
 from mla_router.worker.kernels.silu_and_mul import gated_rows, silu_and_mul
 from mla_router.worker.kernels.weight import PLAIN_ROWS, RowForm, Weight
 from support.cuda import captured, forbid_waiting
-from support.quantized import drawn_weight, numbers, relative_error
+from support.quantized import drawn_weight, numbers, relative_error, rounded
 
 pytestmark = pytest.mark.gpu
 
@@ -82,6 +84,31 @@ def test_product_of_rows_in_its_form(
     with forbid_waiting():
         got = linear(gated_rows(gate_up, form), weight)
     assert torch.equal(got, linear(silu_and_mul(gate_up), weight))
+
+
+@pytest.mark.parametrize("tokens", [2, 7, 12, 32, 33, 64, 65, 128])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "block"),
+    [
+        (3648, 2048, (128, 128)),
+        (1000, 1040, (128, 128)),
+        (2048, 2816, (128, 128)),
+        (2112, 7168, (64, 128)),
+        (576, 1168, (1, 1168)),
+    ],
+)
+def test_ring_of_tiles(outputs: int, inputs: int, block: tuple[int, int], tokens: int) -> None:
+    """Each split of the inputs, with a ring that is filled once and one that is filled several times."""
+    weight = drawn_weight(outputs, inputs, block=block, device="cuda")
+    x = torch.randn(tokens, inputs, device="cuda").bfloat16()
+    rows = quantize_rows(x, FP8)
+    expected = rounded(x, FP8) @ numbers(weight).T
+    for split in splits(padded_rows(tokens)):
+        for stages in (2, 8):
+            got = quantized_linear_hopper(
+                rows, weight, out_dtype=torch.float32, split=split, stages=stages
+            )
+            assert relative_error(got, expected) < EXACT, (split, stages)
 
 
 def on_cpu(weight: Weight) -> Weight:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.linear_hopper import _split, linear_hopper
+from mla_router.worker.kernels.hopper_ring import full_waves
+from mla_router.worker.kernels.linear_hopper import SPLITS, linear_hopper
 from support.sm90 import REGISTERS, compile_sm90
 
 ROWS = (2, 12, 32, 64)
 
 
 def launches() -> None:
-    """Launches Llama 3 8B's output, with halves of both kinds, and its head."""
+    """Launches Llama 3 8B's output, with inputs whole and in two parts, and its head."""
     x, weight, head = (
         torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (64, 4096, 128256)
     )
@@ -39,4 +40,4 @@ def test_compiled_for_sm_90() -> None:
     [(4096, 2), (6144, 1), (8448, 1), (8449, 2), (28672, 2)],
 )
 def test_the_last_wave_is_full(outputs: int, split: int) -> None:
-    assert _split(outputs, 132) == split
+    assert full_waves(outputs, SPLITS, 132) == split

@@ -8,11 +8,12 @@ import torch
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import quantized_linear
+from mla_router.worker.kernels.hopper_ring import padded_rows
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.quantize import quantize_rows_torch, quantize_rows_triton
 from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
-from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper
+from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper, splits
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
@@ -132,16 +133,19 @@ def launches() -> None:
 
 
 def hopper_launches() -> None:
-    """Each number of rows in a tile, and fewer groups of inputs than tiles of the ring."""
+    """Each number of rows in a tile, with each split, and fewer groups of inputs than tiles of the ring."""
     for count, outputs, inputs in (
         (5, 3648, 2048),
         (9, 2112, 7168),
         (32, 576, 1040),
         (64, 2048, 2816),
+        (100, 3648, 2048),
     ):
         x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
         q = quantize_rows_triton(x, FP8)
-        quantized_linear_hopper(q, drawn_meta(outputs, inputs, FP8), out_dtype=x.dtype)
+        weight = drawn_meta(outputs, inputs, FP8)
+        for split in splits(padded_rows(count)):
+            quantized_linear_hopper(q, weight, out_dtype=x.dtype, split=split)
 
 
 def drawn_meta(outputs: int, inputs: int, dtype: torch.dtype) -> quantized_linear.Weight:
