@@ -3,8 +3,9 @@
     python bench/accuracy/ask_pictures.py --model-path DIR --device cpu
 
 Besides the share of right answers for each task: the cached tokens of a picture that comes again, and pairs of different
-pictures of one size with the same question, asked in turns, whose answers must not be mixed up. Videos need PyAV, and are
-left out without it. The exit status is 1 if a share is below --least, or if a pair is mixed up.
+pictures of one size with the same question, asked in turns. Mixed up is an answer that is right for the other picture of the
+pair; changed is one that differs the second time, which rounding may do. Videos need PyAV, and are left out without it.
+The exit status is 1 if a share is below --least, or if a pair is mixed up. A model that guesses may hit the other answer.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
             correct = sum(a.text == p.answer for a, p in zip(answers, of_task, strict=True))
             right[name] = correct / len(of_task)
         seconds = time.perf_counter() - begin
-        mixed_up, cached, of_other = 0, [], []
+        mixed_up, changed, cached, of_other = 0, 0, [], []
         for one, other in pairs:
             first, second, again, again_other = [
                 await ask(api, "digits", problem) for problem in (one, other, one, other)
             ]
-            mixed_up += first.text != again.text or second.text != again_other.text
-            mixed_up += first.text == other.answer or second.text == one.answer
+            mixed_up += sum(answer.text == other.answer for answer in (first, again))
+            mixed_up += sum(answer.text == one.answer for answer in (second, again_other))
+            changed += first.text != again.text
+            changed += second.text != again_other.text
             cached += [again.cached_tokens / again.prompt_tokens]
             cached += [again_other.cached_tokens / again_other.prompt_tokens]
             of_other.append(second.cached_tokens)
@@ -100,6 +103,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
         "right": {name: round(share, 4) for name, share in right.items()},
         "questions_per_s": round(sum(map(len, asked.values())) / seconds, 1),
         "mixed_up": mixed_up,
+        "changed": changed,
         "least_cached": round(min(cached), 3),
         "cached_of_another_picture": max(of_other),
     }
