@@ -115,5 +115,8 @@ def write_processor(out: Path) -> None:
 
     pinpoints = [list(size) for size in SIZES]
     LlavaOnevisionImageProcessorPil(
-        size={"height": TILE, "width": TILE}, image_grid_pinpoints=pinpoints
+        size={"height": TILE, "width": TILE},
+        image_grid_pinpoints=pinpoints,
+        image_mean=[0.5] * 3,  # SigLIP's, as training has them; the class's default is CLIP's
+        image_std=[0.5] * 3,
     ).save_pretrained(out)
