@@ -96,7 +96,7 @@ class WorkerConfig(Settings):
             )
         for other, is_set in (
             ("--enable-dp-attention", self.attn_dp_size > 1),
-            ("--tp-size", self.tp_size > 1),
+            ("--tp-size with trees", self.tp_size > 1 and self.speculative_eagle_topk > 1),
             ("--enable-flashinfer-mla", self.enable_flashinfer_mla),
             ("--enable-torch-compile", self.enable_torch_compile),
         ):

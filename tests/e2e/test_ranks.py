@@ -25,7 +25,8 @@ Flags = dict[str, processes.Flag]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Flags:
-    """Returns flags: ranks divide the attention, and have whole experts: 16 and replicas of the 2 with the largest load."""
+    """Returns flags: ranks divide the attention, and have whole experts: 16 and replicas of the 2 with the largest load. They
+    draft tokens with the model's own layer."""
     location = tmp_path_factory.mktemp("experts") / "location.json"
     location.write_text(json.dumps({"logical_count": [[9, 30, 20, 1] + 12 * [8]] * 5}))
     return {
@@ -34,6 +35,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Flags:
         "init_expert_location": location,
         "ep_num_redundant_experts": 2,
         "enable_expert_distribution_metrics": True,
+        "speculative_algorithm": "NEXTN",
+        "speculative_num_steps": 2,
     }
 
 
@@ -72,6 +75,8 @@ async def with_fault(url: str, victim: Pid, fault: signal.Signals) -> list[Answe
 def test_two_ranks_answer_as_one(worker: processes.Running, expected: list[Answer]) -> None:
     assert sorted(group_of(worker.url)) == ["rank 1", "scheduler"]
     assert asyncio.run(answers(worker.url, STREAMS)) == expected
+    (state,) = processes.get_json(worker.url + "/get_server_info")["internal_states"]
+    assert state["accepted_tokens"] > 20
 
 
 def test_token_bitmasks_reach_all_ranks(worker: processes.Running, small_worker: str) -> None:

@@ -28,14 +28,18 @@ from support.quantized_folders import Format, quantize_folder
 from support.rank_engine import RecordingEngine, engine_of_rank
 from support.ranks import ranks
 from support.served_steps import CAPACITY, TOLERANCE, numbers, serve, served
+from support.tiny_eagle import write_tiny_eagle
 from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_mtp import write_tiny_mtp
 
 
 def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **how: Any) -> None:
     """Asserts that each of `size` ranks has the results of `one`."""
     wanted = one.results()
-    assert numbers(wanted)
-    results = ranks(size).call(rank_engine.repeat, folder, CAPACITY, one.steps, expert_parts, how)
+    assert numbers(wanted) or one.capacity.num_drafts
+    results = ranks(size).call(
+        rank_engine.repeat, folder, one.capacity, one.steps, expert_parts, how
+    )
     for of_rank in results:
         assert [step.tokens for step in of_rank] == [step.tokens for step in wanted]
         assert numbers(of_rank) == pytest.approx(numbers(wanted), abs=TOLERANCE)
@@ -62,6 +66,44 @@ def test_ranks_give_the_results_of_one(
     one = served(tmp_path)
     for size, expert_parts in divisions:
         compare(one, tmp_path, size, expert_parts)
+
+
+@pytest.mark.parametrize(("drafts", "divisions"), [(1, [(2, 1), (4, 4)]), (3, [(2, 2)])])
+def test_drafts_of_the_own_layer(
+    tmp_path: Path, drafts: int, divisions: list[tuple[int, int]]
+) -> None:
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    one = served(tmp_path, capacity=replace(CAPACITY, tokens_per_row=1 + drafts))
+    assert_drafts_were_accepted(one)
+    for size, expert_parts in divisions:
+        compare(one, tmp_path, size, expert_parts)
+
+
+def test_drafts_of_a_layer_beside_replicas_of_experts(tmp_path: Path) -> None:
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    config = read_config(tmp_path)
+    assert isinstance(config, DeepseekConfig)
+    one = served(tmp_path, count=8, capacity=replace(CAPACITY, tokens_per_row=3))
+    placement = trivial(config.num_layers, config.num_experts, 2, 2)
+    compare(one, tmp_path, 2, 2, placement=placement)
+
+
+def test_drafts_of_an_eagle_head(tmp_path: Path) -> None:
+    """4 ranks share 2 KV heads."""
+    write_tiny_model(tmp_path / "model", **CONFIGS["llama_gqa"])
+    write_tiny_eagle(tmp_path / "eagle", tmp_path / "model", bias=True)
+    capacity = replace(CAPACITY, tokens_per_row=4)
+    one = served(tmp_path / "model", capacity=capacity, eagle=tmp_path / "eagle")
+    assert_drafts_were_accepted(one)
+    for size in (2, 4):
+        compare(one, tmp_path / "model", size, 1, eagle=tmp_path / "eagle")
+
+
+def assert_drafts_were_accepted(engine: RecordingEngine) -> None:
+    verified = [
+        r for (plan, _), r in zip(engine.steps, engine.results(), strict=True) if plan.num_drafts
+    ]
+    assert any(len(tokens) > 1 for result in verified for tokens in result.tokens)
 
 
 def test_the_small_model_on_eight_ranks() -> None:

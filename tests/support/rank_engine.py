@@ -14,10 +14,11 @@ from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import ForwardOutput
+from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
-from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.loader import load_eagle, load_model, load_mtp
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 
@@ -53,15 +54,32 @@ def engine_of_rank(
     *,
     device: torch.device = CPU,
     expert_parts: int = 1,
+    eagle: Path | None = None,
     **how: Any,
 ) -> RecordingEngine:
-    """Returns the engine of one rank. `how`: further arguments of `load_model`."""
+    """Returns the engine of one rank. If `capacity` has drafts, they are of the model's own layer, or of the head in `eagle`.
+    `how`: further arguments of `load_model`."""
     dtype = torch.float32
     model = load_model(
         folder, device=device, dtype=dtype, groups=groups, expert_parts=expert_parts, **how
     )
-    attention = torch_attention(model.config)
-    return RecordingEngine(model, capacity, device=device, dtype=dtype, attention=attention)
+    new_drafter = None
+    if capacity.num_drafts:
+        whole = read_config(folder)
+        layer: DraftLayer = (
+            load_mtp(model, folder, config=whole)
+            if eagle is None
+            else load_eagle(model, eagle, config=whole)
+        )
+        new_drafter = NewChain(layer, capacity.num_drafts)
+    return RecordingEngine(
+        model,
+        capacity,
+        device=device,
+        dtype=dtype,
+        attention=torch_attention(model.config),
+        new_drafter=new_drafter,
+    )
 
 
 def repeat(

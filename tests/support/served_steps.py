@@ -12,6 +12,7 @@ import pytest
 
 from mla_router.worker.core import Capacity, Logprobs, StepResult
 from mla_router.worker.kernels.comm.groups import ONE_RANK
+from support.drafted_runs import mixed_script
 from support.random_requests import random_script
 from support.rank_engine import RecordingEngine, engine_of_rank
 from support.scripted_scheduler import run
@@ -21,18 +22,21 @@ CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160
 TOLERANCE = 1e-4  # of a logprob: sums have another order
 
 
-def served(folder: Path, *, seed: int = 0, count: int = 12, **how: Any) -> RecordingEngine:
+def served(
+    folder: Path, *, seed: int = 0, count: int = 12, capacity: Capacity = CAPACITY, **how: Any
+) -> RecordingEngine:
     """Returns the engine of one rank after random requests. `how`: as of `engine_of_rank`."""
-    engine = engine_of_rank(ONE_RANK, folder, CAPACITY, **how)
+    engine = engine_of_rank(ONE_RANK, folder, capacity, **how)
     serve(engine, seed, count)
     return engine
 
 
 def serve(engine: RecordingEngine, seed: int, count: int) -> None:
+    with_drafts = engine.capacity.num_drafts > 0
     run(
-        random_script(seed, count, aborts=True),
+        mixed_script(seed, count) if with_drafts else random_script(seed, count, aborts=True),
         engine=engine,
-        capacity=CAPACITY,
+        capacity=engine.capacity,
         vocab_size=VOCAB_SIZE,
         chunk_size=32,
     )

@@ -45,7 +45,7 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
         ({**TREES, "speculative_num_steps": 7, "speculative_eagle_topk": 16}, "at most 64"),
         ({**TREES, "attention_backend": "flashinfer"}, "not with --attention-backend flash"),
         ({**TREES, "kv_cache_dtype": "fp8_e4m3"}, "not with --kv-cache-dtype fp8_e4m3"),
-        ({"tp_size": 2}, "not with --tp-size"),
+        ({**TREES, "tp_size": 2}, "not with --tp-size with trees"),
         ({"tp_size": 2, "attn_dp_size": 2}, "not with --enable-dp-attention"),
         ({"enable_flashinfer_mla": True}, "not with --enable-flashinfer-mla"),
         ({"enable_torch_compile": True}, "not with --enable-torch-compile"),

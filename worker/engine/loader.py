@@ -88,7 +88,7 @@ def load_engine(
     if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
         count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
     takes_images = model.vision is not None
-    new_drafter = load_drafter(config, model)
+    new_drafter = load_drafter(config, model, whole)
     if device.type == "cpu":
         capacity = plan_capacity(
             config,
@@ -163,13 +163,14 @@ def load_engine(
     return engine
 
 
-def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
-    """Returns the drafter of --speculative-algorithm, with its weights. Raises ConfigError, ModelError."""
+def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> NewDrafter | None:
+    """Returns the drafter of --speculative-algorithm, with its weights. `whole`: the config of the model that ranks divide.
+    Raises ConfigError, ModelError."""
     if config.speculative_algorithm == "none":
         return None
     flag = f"--speculative-algorithm {config.speculative_algorithm}"
     try:
-        layer = _draft_layer(config, model)
+        layer = _draft_layer(config, model, whole)
     except ModelError as error:
         raise ConfigError(f"{flag}: {error}") from error
     logger.info(
@@ -186,12 +187,12 @@ def load_drafter(config: WorkerConfig, model: CausalLM) -> NewDrafter | None:
     return NewChain(layer, config.num_drafts)
 
 
-def _draft_layer(config: WorkerConfig, model: CausalLM) -> DraftLayer:
+def _draft_layer(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> DraftLayer:
     folder, dummy = config.draft_folder, config.load_format == "dummy"
     if config.speculative_algorithm == "EAGLE":
         assert folder is not None, "checked by WorkerConfig"
-        return load_eagle(model, folder, dummy=dummy)
-    return load_mtp(model, config.folder, draft_folder=folder, dummy=dummy)
+        return load_eagle(model, folder, config=whole, dummy=dummy)
+    return load_mtp(model, config.folder, config=whole, draft_folder=folder, dummy=dummy)
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:

@@ -63,7 +63,6 @@ class EagleLayer(nn.Module):
     ) -> Tensor:
         qkv = self.self_attn.qkv_proj(hidden_states)
         attended = self.self_attn(qkv, rotations, batch, cache)
-        fed, residual = self.mlp.after_norm(
-            self.post_attention_layernorm, attended, hidden_states, NO_EXCHANGE
-        )
-        return fed + residual
+        norm = self.post_attention_layernorm
+        fed, residual = self.mlp.after_norm(norm, attended, hidden_states, NO_EXCHANGE)
+        return norm.sum(fed, residual) + residual

@@ -22,7 +22,7 @@ from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.eagle import UNUSED_BY_EAGLE, EagleHead
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
-from mla_router.worker.model.parallel.divide import divide
+from mla_router.worker.model.parallel.divide import divide, divide_drafter
 from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.quantization.kv_scales import read_kv_scales
@@ -70,12 +70,17 @@ def load_model(
 
 
 def load_mtp(
-    model: CausalLM, folder: Path, *, draft_folder: Path | None = None, dummy: bool = False
+    model: CausalLM,
+    folder: Path,
+    *,
+    config: ModelConfig | None = None,
+    draft_folder: Path | None = None,
+    dummy: bool = False,
 ) -> MultiTokenPrediction:
     """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded, or the one in `draft_folder`:
-    on its device, in its dtype, and with its table of rotations. Raises ModelError, also if there are no such layers."""
-    config = model.config
-    assert model.groups.size == 1, "these layers are not divided among ranks"
+    on its device, in its dtype, with its table of rotations, and of its rank. `config`: by which the whole model was built,
+    by default that of `model`, which is then not divided. Raises ModelError, also if there are no such layers."""
+    config = config or _config_of_whole(model)
     if not isinstance(config, DeepseekConfig):
         raise ModelError(f"{draft_folder or folder}: DeepSeek's models alone have NextN layers")
     numbers = config.mtp_layers
@@ -95,14 +100,16 @@ def load_mtp(
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
+        divided=lambda built: divide_drafter(built, built.depths, model.groups, model.placement),
     )
 
 
-def load_eagle(model: CausalLM, folder: Path, *, dummy: bool = False) -> EagleHead:
-    """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, and with its table of rotations.
-    Raises ModelError."""
-    assert model.groups.size == 1, "this head is not divided among ranks"
-    config = read_eagle_config(folder, model.config)
+def load_eagle(
+    model: CausalLM, folder: Path, *, config: ModelConfig | None = None, dummy: bool = False
+) -> EagleHead:
+    """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, with its table of rotations, and of
+    its rank. `config`: as of `load_mtp`. Raises ModelError."""
+    config = read_eagle_config(folder, config or _config_of_whole(model))
     has_bias = not dummy and has_tensor(folder, "fc.bias")
     head = model.head.values
     return _load(
@@ -113,7 +120,15 @@ def load_eagle(model: CausalLM, folder: Path, *, dummy: bool = False) -> EagleHe
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
+        divided=lambda built: divide_drafter(
+            built, list(built.layers), model.groups, model.placement
+        ),
     )
+
+
+def _config_of_whole(model: CausalLM) -> ModelConfig:
+    assert model.groups.size == 1, "the config of a rank's part is not that of the model"
+    return model.config
 
 
 def _load(

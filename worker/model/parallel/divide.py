@@ -15,7 +15,7 @@ little beside the layers' memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,8 +26,10 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.deepseek import Gate, MixtureOfExperts
+from mla_router.worker.model.eagle import EagleHead
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear, LinearShape
+from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.parallel.placement import Placement, trivial
 from mla_router.worker.model.parallel.ranks import Ranks, Share
 from mla_router.worker.model.shard import Extent, Members
@@ -88,8 +90,8 @@ OUTPUTS: Mapping[str, Cut] = {
     "lm_head": _vocabulary,
 }
 INPUTS: Mapping[str, Cut] = {"o_proj": _heads, "down_proj": _columns}
-# What they compute is the same for all heads
-WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
+# What they compute is the same for all heads, or joins the two inputs of a drafter
+WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "eh_proj", "fc"})
 
 
 def divide(
@@ -103,35 +105,73 @@ def divide(
     model.groups = groups
     head = Axis("lm_head", config.vocab_size, ranks.attention, 1)
     model.vocabulary = _vocabulary(head, config, ranks)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-    if ranks.dp_size > 1 and not mixtures:
+    if ranks.dp_size > 1 and not _mixtures(model):
         raise ModelError("--enable-dp-attention: the model has no routed experts")
-    of_mixtures = {linear for mixture in mixtures for linear in _linears(mixture)}
-    stacks = _divide_experts(model, ranks.experts, placement)
+    model.placement = _divide_layers(
+        model, list(model.model.layers), config, groups, ranks, placement
+    )
+
+
+def divide_drafter(
+    drafter: MultiTokenPrediction | EagleHead,
+    layers: Sequence[nn.Module],
+    groups: Groups,
+    placement: Placement | None,
+) -> None:
+    """Leaves to `drafter` the part of this rank, as `divide` does for the model. `layers`: its layers. `placement`: of the
+    model's experts; the drafter's are in order, on as many parts, with as many replicas. Raises ModelError."""
+    ranks, own = Ranks.of(groups, 1 if placement is None else placement.parts), None
+    if placement is not None and _mixtures(drafter):
+        redundant = len(placement.layers[0]) - placement.experts
+        own = trivial(len(layers), placement.experts, placement.parts, redundant)
+    config = drafter.config
+    drafter.config = config_of_rank(config, ranks)
+    _divide_layers(drafter, layers, config, groups, ranks, own)
+
+
+def _divide_layers(
+    module: nn.Module,
+    layers: Sequence[nn.Module],
+    config: ModelConfig,
+    groups: Groups,
+    ranks: Ranks,
+    placement: Placement | None,
+) -> Placement | None:
+    """Divides all of `module`, which has these `layers`. Returns the placement of its experts. Raises ModelError."""
+    linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
+    of_mixtures = {linear for mixture in _mixtures(module) for linear in _linears(mixture)}
+    placement, stacks = _divide_experts(layers, ranks.experts, placement)
     # Of all formats, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
         share = ranks.every if linear in of_mixtures else ranks.attention
         _divide_linear(name, linear, block, config, ranks, share, stacks.get(linear))
-    for module in model.modules():
-        if isinstance(module, RMSNorm):
-            module.group = groups.attention
+    for part in module.modules():
+        if isinstance(part, RMSNorm):
+            part.group = groups.attention
+    return placement
 
 
 def _divide_experts(
-    model: CausalLM, share: Share, placement: Placement | None
-) -> dict[Linear, Members]:
-    """Returns the experts of this rank in each stack, and tells the gates where they are. Raises ModelError."""
+    layers: Sequence[nn.Module], share: Share, placement: Placement | None
+) -> tuple[Placement | None, dict[Linear, Members]]:
+    """Returns the placement, and the experts of this rank in each stack. Tells the gates where they are. Raises
+    ModelError."""
     stacks: dict[Linear, Members] = {}
-    stack = next((linear.shape.stack for linear in _linears(model) if linear.shape.stack), None)
+    stack = next(
+        (
+            linear.shape.stack
+            for layer in layers
+            for linear in _linears(layer)
+            if linear.shape.stack
+        ),
+        None,
+    )
     if stack is None:
         if share.count > 1:
             raise ModelError(f"--ep-size {share.count}: the model has no routed experts")
-        return stacks
-    layers = model.model.layers
+        return None, stacks
     placement = placement or trivial(len(layers), stack.full, share.count)
-    model.placement = placement
     for index, layer in enumerate(layers):
         for linear in _linears(layer):
             if linear.shape.stack is not None:
@@ -139,7 +179,11 @@ def _divide_experts(
         for module in layer.modules():
             if isinstance(module, Gate) and share.count > 1:
                 module.table = placement.table(index, share.index)
-    return stacks
+    return placement, stacks
+
+
+def _mixtures(module: nn.Module) -> list[MixtureOfExperts]:
+    return [part for part in module.modules() if isinstance(part, MixtureOfExperts)]
 
 
 def _linears(model: nn.Module) -> Iterator[Linear]:
