@@ -70,8 +70,10 @@ PLAN = StepPlan(
     admitted=(Admitted(2, SAMPLING, [1, 2, 3], [4]), Admitted(0, SamplingParams(1), [9], [])),
     group=GroupStep((5, 0), decode=False),
     num_drafts=2,
+    tree_nodes=4,
     makes_drafts=True,
     draft_bounds=(19, 0, 7),
+    returns_drafts=True,
 )
 
 
@@ -155,7 +157,7 @@ def test_other_bytes_are_no_call(frame: bytes) -> None:
 @pytest.mark.parametrize("count", [0, 3])
 def test_masks_of_a_wrong_size_are_refused(count: int) -> None:
     memory = MaskMemory.create(2, 32)
-    with pytest.raises(CallError, match=f"of {count} rows, not of 1 to 2"):
+    with pytest.raises(CallError, match=f"{count} token bitmasks, not 1 to 2"):
         Masks(tuple(range(count)), memory.begin()).read(memory)
 
 
