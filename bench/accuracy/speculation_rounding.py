@@ -364,7 +364,11 @@ def main() -> None:
     drafting = engine_of(args, args.drafts)
     with_drafts = answer(drafting, asked, args.parallel)
     del drafting
-    result: Row = {"config": {n: str(v) for n, v in vars(args).items() if n != "out"}}
+    result: Row = {
+        "config": {
+            n: v.name if isinstance(v, Path) else v for n, v in vars(args).items() if n != "out"
+        }
+    }
     rows = list[Row]()
     for name, other in (("repeated", again), ("batch size", others), ("drafts", with_drafts)):
         summary, differing = compare(asked, without, other)

@@ -245,7 +245,7 @@ def takes_shared_experts(tiling: MoeTiling | None, tokens: int) -> bool:
 SHARED_CASES = [
     (tiling, tokens)
     for tiling in [None, *TILINGS, MoeTiling(1, Tile(2, 64), Tile(2, 8))]
-    for tokens in [1, 2, 3, 17, 40]
+    for tokens in [1, 3, 17, 40]
     if takes_shared_experts(tiling, tokens)
 ]
 

@@ -30,7 +30,7 @@ from mla_router.worker.kernels.moe.quantized_experts import (
     takes_shared_quantized,
 )
 from mla_router.worker.kernels.moe.shared import SharedWeights
-from mla_router.worker.kernels.moe.tiling import FEW_TOKENS, MoeShape, MoeTiling, moe_tiling
+from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.kernels.tuned import device_name
 from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
@@ -92,10 +92,9 @@ def moe_experts(
 def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
-    They do for one or two tokens, whose kernels occupy the whole GPU, and for prompts of medium length: the shared experts
-    of other numbers of rows run on a second stream (`beside.py`), and with many rows all products wait for the tensor cores
-    (docs/design/kernels.md). The kernels read only constant weights, all of them plain; those of one token also read weights
-    quantized with the same blocks.
+    They do for one token, and for prompts of medium length: the shared experts of fewer rows run on a second stream
+    (`beside.py`), and with more rows all products wait for the tensor cores (docs/design/kernels.md). The kernels read
+    only constant weights, all of them plain; those of one token also read weights quantized with the same blocks.
     """
     tokens, experts, width = x.shape[0], len(gate_up.values), gate_up.values.shape[1] // 2
     shared_width = shared.down.values.shape[1]
@@ -107,7 +106,7 @@ def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool
     if not all(weight.is_plain for weight in all_weights):
         return tokens == 1 and takes_shared_quantized(x, *all_weights)
     some_rows = max(256, 5 * experts) < tokens <= 24 * experts
-    return tokens <= FEW_TOKENS or (some_rows and shared_width > width)
+    return tokens == 1 or (some_rows and shared_width > width)
 
 
 def moe_experts_triton(

@@ -25,7 +25,6 @@ def _gate_up_gemv(
     shared,
     ids,
     out,
-    TOKENS: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -34,16 +33,10 @@ def _gate_up_gemv(
     BLOCK_K: tl.constexpr,
 ):
     """Writes BLOCK_N of WIDTH columns of out[pair] = silu(gate) * up of its token. A token's first SHARED pairs are with
-    the shared experts: their weights are read before the ids are known. Programs of all tokens with one shared expert run
-    next to each other, so that its weights are read from memory once."""
-    at = tl.program_id(1).to(tl.int64)
-    if at < TOKENS * SHARED:
-        token = at % TOKENS
-        choice = at // TOKENS - SHARED
-    else:
-        token = (at - TOKENS * SHARED) // TOP_K
-        choice = (at - TOKENS * SHARED) % TOP_K
-    pair = token * (SHARED + TOP_K) + SHARED + choice
+    the shared experts: their weights are read before the ids are known."""
+    pair = tl.program_id(1).to(tl.int64)
+    choice = pair % (SHARED + TOP_K) - SHARED
+    token = pair // (SHARED + TOP_K)
     if SHARED:
         if choice < 0:
             first = shared + (choice + SHARED) * (WIDTH * HIDDEN)
@@ -161,7 +154,6 @@ def gate_up_pairs(
         shared,
         ids,
         out,
-        TOKENS=tokens,
         TOP_K=top_k,
         SHARED=shares,
         HIDDEN=hidden,

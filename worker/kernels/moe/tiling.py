@@ -13,9 +13,6 @@ import torch
 from mla_router.worker.kernels.device import H200, Limits
 from mla_router.worker.kernels.tuned import TunedTile, kind_of, moe_tables
 
-# Tokens whose pairs are not sorted by expert: nearly every pair has another one
-FEW_TOKENS = 2
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -58,13 +55,13 @@ def moe_tiling(
 
 
 def tuned_tiling(device: str, experts: int, width: int, kind: str, tokens: int) -> MoeTiling | None:
-    """Returns the tiling of a table, or None. Few tokens have their own tiling, with unsorted pairs, which shared experts
+    """Returns the tiling of a table, or None. One token has its own tiling, with unsorted pairs, which shared experts
     require."""
     tables = moe_tables(experts, width, device, kind)
     if tables is None:
         return None
     gate_up, down = (table.at(tokens) for table in tables)
-    if gate_up is None or down is None or (tokens <= FEW_TOKENS and gate_up.block_m != 1):
+    if gate_up is None or down is None or (tokens == 1 and gate_up.block_m != 1):
         return None
     return MoeTiling(gate_up.block_m, _tile(gate_up), _tile(down))
 
