@@ -80,9 +80,13 @@ class WorkerConfig(Settings):
             if steps or rows or self.speculative_draft_model_path:
                 raise ConfigError(
                     f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {rows}, --speculative-draft-model-path "
-                    f"{self.speculative_draft_model_path!r}: need {flag} NEXTN or EAGLE"
+                    f"{self.speculative_draft_model_path!r}: need {flag} NEXTN, EAGLE or NGRAM"
                 )
             return
+        if self.speculative_algorithm == "NGRAM" and self.speculative_draft_model_path:
+            raise ConfigError(
+                f"--speculative-draft-model-path {self.speculative_draft_model_path!r}: {flag} NGRAM has no draft layer"
+            )
         if self.speculative_algorithm == "EAGLE" and not self.speculative_draft_model_path:
             raise ConfigError(
                 f"{flag} EAGLE: give --speculative-draft-model-path, the folder of the draft head"

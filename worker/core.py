@@ -118,6 +118,9 @@ class ImageRows:
     count: int
 
 
+MAX_PREDICTION = 1 << 14  # most tokens of a prediction
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A request that takes a slot: its first chunk is in this step.
@@ -130,6 +133,7 @@ class Admitted:
     sampling: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int] = ()
+    prediction: Sequence[int] = ()  # the answer that the client expects, from its beginning
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Generate(Message, frozen=True):
     grammar: Grammar | None = None
     server: int = 0
     images: list[PlacedImage] = []  # in order
+    prediction: list[int] = []  # the answer that the client expects; at most MAX_PREDICTION tokens
 
 
 class Abort(Message, frozen=True):
@@ -152,6 +153,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_seconds: float = (
         0.0  # in the first delta: from the request's arrival to its first admission
     )
+    accepted: int = 0  # drafts of this request that were accepted so far
 
 
 class Deltas(Message, frozen=True):

@@ -350,8 +350,9 @@ class Settings:
     speculative_algorithm: str = _flag(
         "none",
         "speculative decoding, which changes no token; NEXTN: the model's own layer for multi-token prediction drafts tokens, "
-        "which the next step verifies; EAGLE: the same with a draft head, for Llama models",
-        choices=("none", "NEXTN", "EAGLE"),
+        "which the next step verifies; EAGLE: the same with a draft head, for Llama models; NGRAM: drafts are looked up in the "
+        "request's own tokens, or in the `prediction` of the client",
+        choices=("none", "NEXTN", "EAGLE", "NGRAM"),
         group="speculative decoding",
         also=("--speculative-algo",),
     )

@@ -67,7 +67,10 @@ PLAN = StepPlan(
         PrefillChunk(0, 0, (9,), False),
     ),
     page_writes=((3, 1, 5), (2, 0, 6)),
-    admitted=(Admitted(2, SAMPLING, [1, 2, 3], [4]), Admitted(0, SamplingParams(1), [9], [])),
+    admitted=(
+        Admitted(2, SAMPLING, [1, 2, 3], [4], [5, 6]),
+        Admitted(0, SamplingParams(1), [9], [], []),
+    ),
     group=GroupStep((5, 0), decode=False),
     num_drafts=2,
     tree_nodes=4,

@@ -35,8 +35,8 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
     [
         ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3: choose one of"),
         ({"speculative_algorithm": "EAGLE"}, "EAGLE: give --speculative-draft-model-path"),
-        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN or EAGLE"),
-        ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN or EAGLE"),
+        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN, EAGLE or NGRAM"),
+        ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN, EAGLE or NGRAM"),
         ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
         ({"speculative_eagle_topk": 17}, "--speculative-eagle-topk 17: "),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: trees need .* EAGLE"),
@@ -46,13 +46,17 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
         ({**TREES, "attention_backend": "flashinfer"}, "not with --attention-backend flash"),
         ({**TREES, "kv_cache_dtype": "fp8_e4m3"}, "not with --kv-cache-dtype fp8_e4m3"),
         ({**TREES, "tp_size": 2}, "not with --tp-size with trees"),
+        (
+            {"speculative_algorithm": "NGRAM", "speculative_draft_model_path": "x"},
+            "NGRAM has no draft layer",
+        ),
         ({"tp_size": 2, "attn_dp_size": 2}, "not with --enable-dp-attention"),
         ({"enable_flashinfer_mla": True}, "not with --enable-flashinfer-mla"),
         ({"enable_torch_compile": True}, "not with --enable-torch-compile"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
-    algorithm = {} if message.endswith("NEXTN or EAGLE") else {"speculative_algorithm": "NEXTN"}
+    algorithm = {} if message.endswith("EAGLE or NGRAM") else {"speculative_algorithm": "NEXTN"}
     with pytest.raises(ConfigError, match=message):
         WorkerConfig(**{**algorithm, **settings})
 

@@ -90,7 +90,8 @@ class Engine:
         packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
-        self._head = Head(self.forward_pass, packer, all_rows=new_drafter is not None)
+        all_rows = new_drafter is not None and new_drafter.reads_hidden_states
+        self._head = Head(self.forward_pass, packer, all_rows=all_rows)
         self._copies = AsyncCopyBuffers(device)
         self.drafter: Drafter | None = None
         if new_drafter is not None:
@@ -134,6 +135,8 @@ class Engine:
         self.slots.write(inputs.entries, inputs.values)
         output = runner.run(plan, inputs)
         self.sampler.admit(plan.admitted)
+        if self.drafter is not None and plan.admitted:
+            self.drafter.admit(plan.admitted)
         if isinstance(output, LayerOutput):
             output = self._head.run(plan, output, self.sampler.features)
         return ForwardOutput(plan, began, *output)
@@ -169,9 +172,12 @@ class Engine:
         pending = self._copies.start(
             plan, tokens, sampled.logprobs, forward.prompt_logprobs, began=forward.began
         )
-        if self.drafter is not None and (plan.makes_drafts or plan.tree_nodes):
+        drafter = self.drafter
+        if drafter is not None and (
+            plan.makes_drafts or plan.tree_nodes or drafter.follows_all_steps
+        ):
             of_rows = slots.last_token[forward.slots] if sampled.tokens is None else sampled.tokens
-            self.drafter.draft(
+            drafter.draft(
                 DraftStep(
                     plan,
                     forward.slots,

@@ -19,6 +19,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, pro
 from mla_router.worker.engine.speculation.chain import NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.engine.speculation.extension import DraftLayer
+from mla_router.worker.engine.speculation.ngram import NewNgram
 from mla_router.worker.engine.speculation.tree import NewTree
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
@@ -169,6 +170,11 @@ def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> N
     if config.speculative_algorithm == "none":
         return None
     flag = f"--speculative-algorithm {config.speculative_algorithm}"
+    if config.speculative_algorithm == "NGRAM":
+        if own_window(model.config.kv_cache_specs(model.head.values.dtype)) is not None:
+            raise ConfigError(f"{flag}: not for models whose layers have windows of their own")
+        logger.info("%s: %d drafts a request", flag, config.num_drafts)
+        return NewNgram(config.num_drafts)
     try:
         layer = _draft_layer(config, model, whole)
     except ModelError as error:
@@ -259,8 +265,8 @@ def choose_graph_sizes(
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
     without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
-    # The drafter needs the attention of the step
-    without_prefill = without_prefill or config.num_drafts > 0
+    # A layer that drafts needs the attention of the step
+    without_prefill = without_prefill or config.speculative_algorithm in ("NEXTN", "EAGLE")
     return GraphSizes(
         decode=config.decode_graph_sizes or decode_sizes(largest),
         piecewise=prompts,

@@ -22,7 +22,9 @@ class Outbox:
         reason = request.finish_reason.value if request.finish_reason else ""
         deltas = self._deltas[request.server]
         if request.first_delta_sent:
-            deltas.append(Delta(request.rid, tokens, logprobs, 0, reason, error))
+            deltas.append(
+                Delta(request.rid, tokens, logprobs, 0, reason, error, accepted=request.accepted)
+            )
             return
         request.first_delta_sent = True
         deltas.append(
@@ -35,6 +37,7 @@ class Outbox:
                 error,
                 request.prompt_logprobs,
                 request.queue_seconds,
+                request.accepted,
             )
         )
         request.prompt_logprobs = None

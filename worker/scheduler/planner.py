@@ -195,7 +195,13 @@ class Planner:
             chunks=tuple(chunks),
             page_writes=tuple(writes),
             admitted=tuple(
-                Admitted(r.slot, r.sampling, r.model_prompt, r.context[len(r.prompt) :])
+                Admitted(
+                    r.slot,
+                    r.sampling,
+                    r.model_prompt,
+                    r.context[len(r.prompt) :],
+                    r.prediction,
+                )
                 for r in admitted
             ),
             num_drafts=drafts.verified,

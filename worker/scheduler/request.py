@@ -58,6 +58,7 @@ class Request:
     """Counts tokens twice: those in launched steps, and those whose results are known."""
 
     __slots__ = (
+        "accepted",
         "allocated_tokens",
         "arrival",
         "arrived_at",
@@ -84,6 +85,7 @@ class Request:
         "output",
         "overtaken",
         "pages",
+        "prediction",
         "prefix_pages",
         "priority",
         "prompt",
@@ -113,6 +115,7 @@ class Request:
         server: int = 0,
         images: Sequence[PlacedImage] = (),
         tokens_per_row: int = 1,
+        prediction: Sequence[int] = (),
     ) -> None:
         self.rid = rid
         self.model_prompt = prompt
@@ -124,6 +127,8 @@ class Request:
         self.arrival = arrival  # sequence number: smaller is older
         self.grammar = grammar
         self.images = images
+        self.prediction = prediction
+        self.accepted = 0  # drafts
         self.server = server  # number of the server process that sent it
         self.tokens_per_row = tokens_per_row  # most tokens of one decode step
         self.state = self.first_state

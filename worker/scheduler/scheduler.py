@@ -223,7 +223,7 @@ class Scheduler:
     def _add(self, message: Generate) -> None:
         """Accepts or rejects a request. The server has validated it, but fields that could break a step are checked
         again: a failed step ends all of its requests."""
-        sampling, tokens = message.sampling, message.prompt + message.output
+        sampling, tokens = message.sampling, message.prompt + message.output + message.prediction
         problem = ""
         if message.rid in self.requests:
             problem = "a request with this id is running"
@@ -254,6 +254,7 @@ class Scheduler:
             server=message.server,
             images=message.images,
             tokens_per_row=self.memory.capacity.tokens_per_row,
+            prediction=message.prediction,
         )
         self.requests[request.rid] = request
         if request.images:
@@ -393,6 +394,7 @@ class Scheduler:
                 request.least_outputs += given - 1
             if step.plan.num_drafts and request.is_live:
                 self.drafts.count(proposed=step.plan.num_drafts, accepted=given - 1)
+                request.accepted += max(0, given - 1)
 
     # -- ends of requests -----------------------------------------------------------------------
 

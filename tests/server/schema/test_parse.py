@@ -127,7 +127,6 @@ HARMLESS = frozenset(
         "log_metrics",
         "metadata",
         "no_logs",
-        "prediction",
         "prompt_cache_key",
         "received_time",
         "return_mm_kwargs",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import RowKind
+from mla_router.worker.core import Admitted, RowKind
 from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
@@ -37,6 +37,7 @@ class NewChain:
 
     layer: DraftLayer
     num_drafts: int
+    reads_hidden_states: bool = True
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         return self.layer.kv_cache_specs(dtype)[:1]
@@ -65,6 +66,8 @@ class ChainGraph:
 class Chain:
     """Implements `Drafter`."""
 
+    follows_all_steps = False
+
     def __init__(
         self,
         layer: DraftLayer,
@@ -80,6 +83,9 @@ class Chain:
         self._upload = Upload(forward_pass.device)
         self._chain_graphs: dict[int, ChainGraph] = {}  # by slots
         self._chain_sizes: Sequence[int] = ()  # of them, ascending
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        del requests  # it reads their tokens in the rows of their steps
 
     def draft(self, step: DraftStep) -> None:
         hidden_states = self._extend(step)

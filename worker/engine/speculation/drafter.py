@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
+from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.sampling.draws import Draws
@@ -48,6 +48,15 @@ class DraftStep:
 class Drafter(Protocol):
     """Drafts the tokens behind the sampled ones of a step."""
 
+    @property
+    def follows_all_steps(self) -> bool:
+        """Whether `draft` runs behind all steps, also of plans that make no drafts."""
+        ...
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        """Takes one or more requests that take a slot."""
+        ...
+
     def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:
         """Replaces all captured graphs by graphs for the steps of each of `decode_graphs`, and for `sizes` slots."""
         ...
@@ -58,8 +67,8 @@ class Drafter(Protocol):
 
     def draft(self, step: DraftStep) -> None:
         """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan `makes_drafts`. Runs behind the sampling
-        of each such step, and of each step that verifies trees, whose accepted nodes it moves to their slots' pages. Does
-        not wait for the device."""
+        of each such step, and of each step that verifies trees, whose accepted nodes it moves to their slots' pages. If it
+        `follows_all_steps`, of all steps. Does not wait for the device."""
         ...
 
 
@@ -69,6 +78,11 @@ NewDraws = Callable[[Tensor, Tensor], Draws]
 
 class NewDrafter(Protocol):
     """Builds the drafter of an engine."""
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether it needs the hidden states of all rows of a step, and the attention of the step."""
+        ...
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         """Returns the rows of the drafter's layers in a KV cache of `dtype`. They are on the pages of the model's."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import TreeShape
+from mla_router.worker.core import Admitted, TreeShape
 from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
@@ -39,6 +39,7 @@ class NewTree:
 
     layer: DraftLayer
     shape: TreeShape
+    reads_hidden_states: bool = True
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         return self.layer.kv_cache_specs(dtype)[:1]
@@ -67,6 +68,8 @@ class TreeGraph:
 class Tree:
     """Implements `Drafter`."""
 
+    follows_all_steps = False
+
     def __init__(
         self,
         layer: DraftLayer,
@@ -85,6 +88,9 @@ class Tree:
         self._upload = Upload(forward_pass.device)
         self._graphs: dict[int, TreeGraph] = {}  # by slots
         self._sizes: Sequence[int] = ()  # of them, ascending
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        del requests  # it reads their tokens in the rows of their steps
 
     def draft(self, step: DraftStep) -> None:
         plan, count = step.plan, len(step.slots)

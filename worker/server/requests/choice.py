@@ -58,6 +58,7 @@ class Choice:
     cached_tokens: int | None = None  # None before the first delta
     cached_here: int | None = None  # the cached tokens of this worker, for a continued stream
     finish: Finish | None = None
+    accepted_drafts: int = 0
     queue_seconds: float = 0.0
     first_token_at: float = 0.0  # monotonic time, as all times
     last_token_at: float = 0.0

@@ -60,6 +60,7 @@ class RequestHandler:
     priority: int | None = None
     markers: frozenset[str] = frozenset()  # special tokens that stay in the text
     token_by_token: bool = False  # one output a token, even if several arrive together
+    prediction: list[int] | None = None  # the answer that the client expects; None: not sent
     images: Sequence[list[PlacedImage]] = ()  # of each prompt; empty: none has any
     resumed: list[Output] = field(default_factory=list)  # outputs that the client already has
     origin: Origin = field(init=False)
@@ -143,6 +144,12 @@ class RequestHandler:
             sum(choice.cached_tokens or 0 for choice in self._first_choices),
         )
 
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Tokens of the prediction that were accepted as drafts, of all choices."""
+        most = len(self.prediction or ())
+        return sum(min(choice.accepted_drafts, most) for choice in self._choices)
+
     def usage_of(self, index: int) -> Usage:
         choice = self._choices[index]
         return Usage.of(choice.prompt_tokens, choice.completion_tokens, choice.cached_tokens or 0)
@@ -193,6 +200,7 @@ class RequestHandler:
     def _take(self, choice: Choice, delta: Delta, now: float) -> list[Output]:
         if delta.finish_reason in _FAILURES:
             self._fail(choice, delta)
+        choice.accepted_drafts = delta.accepted
         outputs = choice.outputs_of(delta, token_by_token=self.token_by_token)
         self._accounting.received(choice, delta, now)
         if choice.finish is not None:
@@ -250,6 +258,7 @@ class RequestHandler:
                     grammar=sampling.constraint.grammar if sampling.constraint else None,
                     server=service.scheduler.server,
                     images=self.images[index // sampling.n] if self.images else [],
+                    prediction=self.prediction or [],
                 )
             )
         return requests

@@ -75,6 +75,13 @@ class NamedToolChoice(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class Prediction(msgspec.Struct):
+    """OpenAI's predicted output: a text that much of the answer will equal."""
+
+    content: str | list[ContentPart]
+    type: Literal["content"] = "content"
+
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -85,6 +92,7 @@ class ReasoningRequest(msgspec.Struct):
 
 class ChatRequest(OpenAIFields, kw_only=True):
     messages: list[ChatMessage] | None = None
+    prediction: Prediction | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -112,9 +112,20 @@ class ChatChoice:
 
 
 async def usage_of(run: ChatRun, choices: Iterable[ChatChoice]) -> Usage:
-    """Returns the final token counts. They include the reasoning tokens if reasoning is split from content."""
-    usage = run.handler.usage
-    if not run.splits_reasoning:
+    """Returns the final token counts. They include the reasoning tokens if reasoning is split from content, and those of a
+    prediction if the client sent one."""
+    handler, details = run.handler, CompletionTokensDetails()
+    usage = handler.usage
+    if not run.splits_reasoning and handler.prediction is None:
         return usage
-    tokens = sum([await choice.reasoning_tokens() for choice in choices])
-    return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(tokens))
+    if run.splits_reasoning:
+        tokens = sum([await choice.reasoning_tokens() for choice in choices])
+        details = CompletionTokensDetails(tokens)
+    if handler.prediction is not None:
+        accepted = handler.accepted_prediction_tokens
+        details = msgspec.structs.replace(
+            details,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=len(handler.prediction) * handler.size - accepted,
+        )
+    return msgspec.structs.replace(usage, completion_tokens_details=details)

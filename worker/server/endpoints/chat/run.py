@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.chat.constraint import constraint_of
 from mla_router.worker.server.endpoints.chat.messages import Media
+from mla_router.worker.server.endpoints.chat.prediction import prediction_tokens
 from mla_router.worker.server.endpoints.chat.prompt import echoed, rendered
 from mla_router.worker.server.endpoints.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.errors import InvalidField
@@ -115,6 +116,8 @@ async def prepare(
             raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
         read = await service.media.read(media.sources, context_length=service.limits.context_length)
         prompt, images = service.media.place(prompt, media.sources, read, names.messages)
+    continues = replay is not None and replay.origin is not None
+    prediction = await prediction_tokens(service, body.prediction, continues=continues)
     inside = begins_inside(text)
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     special = tokenizer.special_ids(markers)
@@ -132,6 +135,7 @@ async def prepare(
         priority=body.priority,
         markers=markers,
         token_by_token=token_by_token,
+        prediction=prediction,
         images=[images],
     )
     return ChatRun(
