@@ -15,7 +15,7 @@ MAX_LINES = 500
 
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
-    "worker.core worker.messages worker.settings worker.config worker.child",
+    "worker.core worker.messages worker.settings worker.tree_shape worker.config worker.child",
     "worker.heartbeat worker.logs worker.mask_memory",
     "worker.dp_group worker.host",
     "worker.model_folder worker.tokenizer_files",

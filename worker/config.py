@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mla_router.worker.core import TreeShape
 from mla_router.worker.settings import MIN_DIST_KEY, ConfigError, Settings
+from mla_router.worker.tree_shape import TreeShape
 
 __all__ = ["SMALL_MODEL", "ConfigError", "WorkerConfig", "secrets_of_environment"]
 

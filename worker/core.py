@@ -14,6 +14,8 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from mla_router.worker.tree_shape import TreeShape
+
 # The launched forward pass of a step: its logits on the device. Only its engine can read it.
 ForwardOutput = TypeVar("ForwardOutput")
 
@@ -293,31 +295,6 @@ class StepSeconds:
     prefix: int  # tokens of the prefix
     single_behind_prefix: float  # a step of one token after the prefix
     chunk_behind_prefix: float  # a step of the chunk after the prefix
-
-
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """The trees of drafts of speculative decoding (`engine/speculation/tree.py`)."""
-
-    topk: int  # nodes of a depth that are expanded, and children of each
-    depth: int  # most drafts behind each other
-    nodes: int  # of a tree that is verified, its root included
-    slots: int  # most slots of a step with drafts
-
-    @property
-    def candidates(self) -> int:
-        """Nodes among which those of a tree are chosen."""
-        return self.topk + (self.depth - 1) * self.topk**2
-
-    @property
-    def expanded(self) -> int:
-        """Nodes over which the drafter runs, for a slot."""
-        return (self.depth - 1) * self.topk
-
-    @property
-    def cache_rows(self) -> int:
-        """Rows of the KV cache for the nodes of a step, behind the pages of the requests."""
-        return self.slots * max(self.nodes, self.expanded)
 
 
 @dataclass(frozen=True, slots=True)

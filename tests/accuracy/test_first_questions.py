@@ -48,10 +48,10 @@ def test_none_is_a_wording_that_is_taught() -> None:
     assert not HELD_OUT & {normalized(question) for question in taught}
 
 
-def test_training_rows_have_none(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+def test_training_rows_have_none(tokenizer: Tokenizer) -> None:
     """The tasks' own text does have some: rows leave them out."""
-    monkeypatch.setattr("batches.TASKS", {"sum": (lambda draw, _: chat((sum_of(draw), "?")), 1.0)})
-    rows = Rows(str(SMALL_MODEL / "tokenizer.json"), rows=4, length=512, seed=1)
+    tasks = {"sum": (lambda draw, _: chat((sum_of(draw), "?")), 1.0)}
+    rows = Rows(str(SMALL_MODEL / "tokenizer.json"), rows=4, length=512, seed=1, tasks=tasks)
     tokens, _ = next(iter(rows))
     text = tokenizer.decode(tokens.flatten().tolist(), skip_special_tokens=False)
     asked = {

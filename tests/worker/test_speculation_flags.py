@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import TreeShape
+from mla_router.worker.tree_shape import TreeShape
 
 TREES = {
     "speculative_algorithm": "EAGLE",

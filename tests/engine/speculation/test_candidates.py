@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mla_router.worker.core import TreeShape
 from mla_router.worker.engine.speculation.candidates import Candidates
+from mla_router.worker.tree_shape import TreeShape
 
 Node = tuple[int, ...]  # the tokens from the root on
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import TreeShape
+from mla_router.worker.tree_shape import TreeShape
 
 
 class Beam(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, TreeShape
+from mla_router.worker.core import Admitted
 from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
@@ -31,6 +31,7 @@ from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.tree_shape import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
