@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mla_router.worker.core import Admitted
-from mla_router.worker.engine.runners.capture import capture_sizes
-from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.candidates import Beam, Candidates
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
 from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
-from mla_router.worker.engine.upload import Upload
+from mla_router.worker.engine.speculation.slot_drafts import SlotDrafts
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
@@ -51,21 +48,6 @@ class NewTree:
         return Tree(self.layer, self.shape, forward_pass, caches, draws)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeGraph:
-    """The captured growth of the trees of a number of slots."""
-
-    graph: torch.cuda.CUDAGraph
-    slots_and_bounds: Tensor  # [2, size] int64, input
-    hidden_states: Tensor  # [size, hidden_size], input
-
-    def replay(self, slots_and_bounds: Tensor, hidden_states: Tensor, rows: Tensor) -> None:
-        """Drafts from `rows` [at most size] int64 of `hidden_states` [T, hidden_size]."""
-        self.slots_and_bounds.copy_(slots_and_bounds)
-        torch.index_select(hidden_states, 0, rows, out=self.hidden_states[: len(rows)])
-        self.graph.replay()
-
-
 class Tree:
     """Implements `Drafter`."""
 
@@ -86,62 +68,28 @@ class Tree:
         self._state = forward_pass.slots.tree
         self._layers = Layers.of(forward_pass.caches)
         self._draws = draws
-        self._upload = Upload(forward_pass.device)
-        self._graphs: dict[int, TreeGraph] = {}  # by slots
-        self._sizes: Sequence[int] = ()  # of them, ascending
+        self._draft_slots = SlotDrafts("draft tree", self._grow, shape.depth, forward_pass)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
         del requests  # it reads their tokens in the rows of their steps
 
     def draft(self, step: DraftStep) -> None:
-        plan, count = step.plan, len(step.slots)
+        plan = step.plan
         hidden_states = self._extend(step) if plan.makes_drafts else None
         if step.path is not None:
             self._move(step.slots, step.path, len(plan.decode_slots))
-        if hidden_states is None or not any(plan.draft_bounds):
-            return
-        size = smallest(self._sizes, count) or count
-        spare = size - count
-        slots = [*plan.sampled_slots, *[self._forward.slots.idle_slot] * spare]
-        (numbers,) = self._upload.integers("q", [*slots, *plan.draft_bounds, *[0] * spare])
-        slots_and_bounds = numbers.view(2, size)
-        if size in self._graphs:
-            self._graphs[size].replay(slots_and_bounds, hidden_states, step.last_rows)
-        else:
-            last = hidden_states.index_select(0, step.last_rows)
-            ends = (chunk.start + len(chunk.tokens) for chunk in plan.chunks)
-            longest = max((*plan.decode_bounds, *ends)) + self._shape.depth
-            self._grow(slots_and_bounds, last, min(longest, self._forward.capacity.longest_row))
+        if hidden_states is not None and any(plan.draft_bounds):
+            self._draft_slots(step, hidden_states)
 
     def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:
         self._extend.capture(decode_graphs)
-        device = self._forward.device
-        self._graphs = capture_sizes("draft tree", self._capture_size, sizes, device)
-        self._sizes = sizes
+        self._draft_slots.capture(sizes)
 
     def launch(self, rows: LookedUp, hidden_states: Tensor, queries: int) -> None:
         batch = self._forward.decode_batch(rows, queries)
         slots = len(rows.slots) // queries
         last = self._extend.run(batch, hidden_states, rows.tokens)[:slots]
-        self._grow(self._idle(slots), last, None)
-
-    def _idle(self, size: int) -> Tensor:
-        """Returns idle slots and their bounds, [2, size] int64."""
-        idle = torch.zeros(2, size, dtype=torch.int64, device=self._forward.device)
-        idle[0] = self._forward.slots.idle_slot
-        return idle
-
-    def _capture_size(self, size: int, pool: Any) -> TreeGraph:
-        slots_and_bounds, device = self._idle(size), self._forward.device
-        like = self._forward.model.head.values
-        width = self._forward.model.config.hidden_size
-        states = torch.zeros(size, width, dtype=like.dtype, device=device)
-        self._grow(slots_and_bounds, states, None)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._grow(slots_and_bounds, states, None)
-        return TreeGraph(graph, slots_and_bounds, states)
+        self._draft_slots.launch_idle(last)
 
     def _move(self, slots: Tensor, path: Tensor, decodes: int) -> None:
         """Moves the accepted nodes of the first `decodes` slots."""
@@ -157,9 +105,7 @@ class Tree:
         )
 
     def _grow(self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None) -> None:
-        """Writes the trees of S slots. `slots_and_bounds` [2, S] int64: the slots, and `StepPlan.draft_bounds`.
-        `hidden_states` [S, hidden_size]: of the row with the last token of each slot. `longest`: most tokens of a row, by
-        default as many as a row may have."""
+        """Implements `WriteDrafts`."""
         state, model, width = self._forward.slots, self._forward.model, self._shape.topk
         slots, bounds = slots_and_bounds.unbind()
         known = state.lengths[slots]
