@@ -3,8 +3,8 @@
     python bench/serving/draft_choice.py --model-path DIR --load-format dummy --acceptance 0 0.6
 
 The scheduler of a worker serves a batch of equal requests, first without speculative decoding, then with the automatic choice,
-which starts anew for each batch. Drafts are made wrong as in `speculation.py`. The speed-up is that of the tokens a second,
-from the first token of all requests to the end of the first one: the choice's own trials are in it.
+with a new choice for each batch. Drafts are made wrong as in `speculation.py`. The speed-up is the ratio of tokens a second,
+from the moment when all requests have a token to the end of the first request. It includes the trials of the choice.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def load_eagle(
 
 
 def _config_of_whole(model: CausalLM) -> ModelConfig:
-    assert model.groups.size == 1, "the config of a rank's part is not that of the model"
+    assert model.groups.size == 1, "a rank's part has a config of its own, not the model's"
     return model.config
 
 

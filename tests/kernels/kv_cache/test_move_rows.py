@@ -36,7 +36,7 @@ def test_as_a_loop(op: Callable[..., None], dtype: torch.dtype) -> None:
                 page = int(table[slot, position // page_size])
                 to = page * page_size + position % page_size
                 expected[to] = rows[first_row + at * nodes + node]
-        # Page 0 is nobody's
+        # Page 0 belongs to no request
         assert torch.equal(layer.flatten(0, 1)[page_size:], expected[page_size:])
 
 

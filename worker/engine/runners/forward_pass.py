@@ -58,7 +58,7 @@ class ForwardPass:
         tree: TreeTail | None = None,
     ) -> StepLayout:
         """Returns the layout of a step with decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, by
-        default none, then `chunks`. `tree`: by default that of the nodes which the step verifies, if it verifies any."""
+        default none, then `chunks`. `tree`: by default the tail of the verified nodes, if the step verifies nodes."""
         if tree is None and self.slots.tree is not None and queries_per_slot > 1:
             assert decode_slots is not None, "nodes without slots"
             tree = self.slots.tree.tail(len(decode_slots))

@@ -42,8 +42,8 @@ def draft_ngrams(
     the slot's own tokens, and from column `history` on its prediction. `drafts` [all slots, K] int64 is written.
 
     The longest run of up to MATCH equal tokens decides, in a prediction the first such run, in own tokens the last. The
-    beginning of an answer equals that of its prediction. Without a run, a prediction goes on where the answer would be if all
-    of it were right.
+    start of an answer matches the start of its prediction. Without a run, a prediction goes on where the answer would be if
+    all of it were right.
     """
     op = draft_ngrams_triton if tokens.is_cuda else draft_ngrams_torch
     op(
