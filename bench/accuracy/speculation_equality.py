@@ -6,7 +6,8 @@
 For each setting it starts a server, sends word problems (`run.py`) and random requests of every kind (`random_requests.py`)
 at once, and compares their answers with those of the first server, which has no drafts: token ids, texts, tool calls, ends
 and counts. `--kill` adds a router in front of two workers, on the same GPU if there is one. One of them is killed by SIGKILL
-in the middle; its requests continue on the other one. The exit status is 1 if an answer differs in float32.
+in the middle; its requests continue on the other one. `--at-once` serves several settings beside each other. The exit status
+is 1 if an answer differs in float32.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +73,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--num-shots", type=int, default=8)
     parser.add_argument("--num-random", type=int, default=200)
     parser.add_argument("--parallel", type=int, default=64)
+    parser.add_argument("--at-once", type=int, default=1, help="settings beside each other")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -146,7 +151,23 @@ def served(args: argparse.Namespace, setting: Setting) -> Iterator[tuple[str, li
             yield router.url, urls
 
 
-def serve(args: argparse.Namespace, setting: Setting, asked: list[Request]) -> Result:
+def serve_all(
+    args: argparse.Namespace, chosen: list[Setting], asked: list[Request]
+) -> Iterator[tuple[Setting, Result]]:
+    """Yields each setting with its result."""
+    serve_one = partial(serve, args, asked)
+    if args.at_once == 1:
+        yield from zip(chosen, map(serve_one, chosen), strict=True)
+        return
+    # Each process has clients of its own, and ports (`support/processes.py`)
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.at_once, spawned) as pool:
+        results: Iterable[Result] = pool.map(serve_one, chosen)
+        yield from zip(chosen, results, strict=True)
+
+
+def serve(args: argparse.Namespace, asked: list[Request], setting: Setting) -> Result:
+    processes.EVENT_TIMEOUT_S = 600.0  # a GPU's first start compiles kernels
     with served(args, setting) as (url, urls):
         victim, *others = urls if setting.killed else [None, *urls]
         result = Result(asyncio.run(ask_all(url, asked, args.parallel, victim)))
@@ -205,7 +226,6 @@ def compare(asked: list[Request], first: list[Answer], other: list[Answer]) -> d
 
 def main() -> int:
     args = parse_args()
-    processes.EVENT_TIMEOUT_S = 600.0  # a GPU's first start compiles kernels
     asked = word_problems(args.num_shots, args.num_questions, args.seed)
     draw = random_requests(args.num_random, args.seed)
     # Random requests among the problems, so that each batch has several kinds
@@ -214,8 +234,7 @@ def main() -> int:
         asked.insert(min(len(asked), at * (every + 1)), request)
     first: list[Answer] = []
     differing = 0
-    for setting in settings(args):
-        result = serve(args, setting, asked)
+    for setting, result in serve_all(args, settings(args), asked):
         first = first or result.answers
         compared = compare(asked, first, result.answers)
         differing += compared["differ"]

@@ -6,7 +6,8 @@ DIR is a model with a layer for multi-token prediction, or that of `--speculativ
 temperature a token is the noise of its position, which the drafter draws as well: every draft is right, whatever the weights
 are. Then each draft is made wrong with a probability of 1 - acceptance, and the engine does all the work of real drafting
 and verification. All flags of a worker are accepted. The time of a token is that of a step over the tokens that it gives to a
-request. `--undrafted` is a share of requests that take no drafts: such a request gets one token a step.
+request; that of a step is the median. `--undrafted` is a share of requests that take no drafts: such a request gets one token a
+step.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def measure_decode(
         pending = engine.sample(launched)
     assert pending is not None
     pending.wait()
-    step_ms = 1e3 * statistics.fmean(times)
+    step_ms = 1e3 * statistics.median(times)
     length = given / (drafted * len(times))
     return {"step_ms": step_ms, "tokens": length, "tpot_ms": step_ms / length}
 
