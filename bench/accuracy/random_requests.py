@@ -58,12 +58,19 @@ class Answer:
             self.reasons[index] = choice["finish_reason"]
 
 
+STREAMED: Body = {"stream": True, "stream_options": {"include_usage": True}}
+
+
 def word_problems(shots: int, count: int, seed: int) -> list[Request]:
-    """Returns those of `run.py`, greedy."""
+    """Returns those of `run.py`, greedy. Every second one is a stream."""
     fields = {"max_tokens": 64, "temperature": 0, "stop": ["\n"], "return_token_ids": True}
     return [
-        Request("word problem", "/v1/completions", {"prompt": asked.prompt} | fields)
-        for asked in questions(shots, count, seed)
+        Request(
+            "word problem",
+            "/v1/completions",
+            {"prompt": asked.prompt} | fields | (STREAMED if number % 2 else {}),
+        )
+        for number, asked in enumerate(questions(shots, count, seed))
     ]
 
 
@@ -84,8 +91,7 @@ def random_requests(count: int, seed: int) -> list[Request]:
     for number in range(count):
         request = kinds[number % len(kinds)](draw)
         if number // len(kinds) % 2:
-            streamed = {"stream": True, "stream_options": {"include_usage": True}}
-            request = Request(request.kind, request.path, request.body | streamed)
+            request = Request(request.kind, request.path, request.body | STREAMED)
         requests.append(request)
     return requests
 

@@ -125,7 +125,7 @@ def main() -> None:
         wrong = None
         if settings is chosen:
             wrong = WrongDrafts(engine, PATTERN)
-            engine.drafter = wrong  # type: ignore[assignment]
+            engine.drafter = wrong
         for acceptance in args.acceptance if wrong else [0.0]:
             for size, outputs in zip(args.batch_size, args.output_len, strict=True):
                 if wrong is not None:

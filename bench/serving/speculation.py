@@ -57,7 +57,7 @@ def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
 
 
 class WrongDrafts:
-    """A drafter whose drafts are made wrong with a probability."""
+    """A drafter whose drafts are made wrong with a probability. Implements `Drafter`."""
 
     def __init__(self, engine: Engine, steps: int) -> None:
         assert engine.drafter is not None
@@ -67,6 +67,9 @@ class WrongDrafts:
         self._chance = torch.rand(steps, *self._drafts.shape, device=engine.device)
         self._wrong = self._chance.long()
         self._step = 0
+        self.follows_all_steps = self._inner.follows_all_steps
+        self.admit, self.capture = self._inner.admit, self._inner.capture
+        self.launch = self._inner.launch
 
     def set_acceptance(self, acceptance: float) -> None:
         self._wrong = (self._chance >= acceptance).long()
@@ -182,7 +185,7 @@ def measure(engine: Engine, args: argparse.Namespace) -> tuple[list[Row], list[R
     wrong = None
     if drafts:
         wrong = WrongDrafts(engine, args.steps + WARM_UP)
-        engine.drafter = wrong  # type: ignore[assignment]
+        engine.drafter = wrong
     rows = list[Row]()
     for acceptance in args.acceptance if wrong else [0.0]:
         for share in args.undrafted if wrong else [0.0]:
