@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.quantize import quantize_rows
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,23 @@ def random_rows(
     return torch.randn(ranks * most, width, dtype=dtype, device=device)
 
 
+def quantized_rows(rows: Tensor, experts: int) -> tuple[Tensor, ...]:
+    """Returns what other ranks send if they send `rows` quantized: values, scales, and logits of so many experts."""
+    quantized = quantize_rows(rows, torch.float8_e4m3fn)
+    logits = torch.randn(len(rows), experts, device=rows.device)
+    return quantized.values.view(torch.uint8), quantized.scales.contiguous(), logits
+
+
 class LoopbackGroup(Group):
     """Rank 0 of `size` ranks without the others."""
 
-    def __init__(self, size: int, link: Link, rows: Tensor) -> None:
-        """`rows`: `random_rows` for `gather_rows`."""
+    def __init__(self, size: int, link: Link, *rows: Tensor) -> None:
+        """`rows`: of all ranks, for gathers of rows of each dtype and width."""
         super().__init__(0, size, object())
         self.link = link
         self.waited_s = 0.0  # modelled time of all calls so far; a replayed graph makes none
-        self._most = len(rows) // size
-        self._rows = rows
+        self._most = len(rows[0]) // size
+        self._rows = {(each.dtype, each.shape[1]): each for each in rows}
 
     @property
     def backend(self) -> str:
@@ -69,13 +77,19 @@ class LoopbackGroup(Group):
 
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Returns own rows, then random ones. The next call overwrites own rows."""
-        own, total = len(x), sum(counts)
+        return self.gather_together([x], counts)[0]
+
+    def gather_together(self, parts: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Takes the time of one gather of the bytes of all parts."""
+        own, total = len(parts[0]), sum(counts)
         assert own == counts[0] <= self._most, f"{own} rows, {counts=}, {self._most=}"
         start = self._most - own
-        rows = self._rows[start : start + total]
-        rows[:own] = x
-        self._wait(x, self.link.gather_s(rows.nbytes, self.size))
-        return rows
+        gathered = [self._rows[x.dtype, x.shape[1]][start : start + total] for x in parts]
+        for x, rows in zip(parts, gathered, strict=True):
+            rows[:own] = x
+        nbytes = sum(rows.nbytes for rows in gathered)
+        self._wait(parts[0], self.link.gather_s(nbytes, self.size))
+        return gathered
 
     def scatter_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         self._wait(x, self.link.gather_s(x.nbytes, self.size))

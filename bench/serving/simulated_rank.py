@@ -34,7 +34,7 @@ from record import record
 
 from bench_one_batch import Batch, floor_ms, read_speed, step_times
 from kernel_shares import shares
-from loopback import Link, LoopbackGroup, random_rows
+from loopback import Link, LoopbackGroup, quantized_rows, random_rows
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.engine import Engine
@@ -84,8 +84,8 @@ class Division(NamedTuple):
         """Returns the requests whose attention a rank computes."""
         return size if self.attention == "dp" else size * self.ranks
 
-    def groups(self, link: Link, rows: Tensor) -> Groups:
-        group = LoopbackGroup(self.ranks, link, rows)
+    def groups(self, link: Link, *rows: Tensor) -> Groups:
+        group = LoopbackGroup(self.ranks, link, *rows)
         return Groups(exchange=group) if self.attention == "dp" else Groups(attention=group)
 
 
@@ -122,7 +122,11 @@ def load(config: WorkerConfig, division: Division, args: argparse.Namespace) -> 
     model, device = read_config(own.folder), choose_device(own)
     dtype = choose_dtype(own, model, device)
     rows = random_rows(args.ranks, slots + prefill, model.hidden_size, dtype, device)
-    return load_engine(own, division.groups(link, rows), expert_parts=args.ranks)
+    sent: tuple[Tensor, ...] = (rows,)
+    if division.attention == "dp":
+        experts: Any = model
+        sent += quantized_rows(rows, experts.num_experts)
+    return load_engine(own, division.groups(link, *sent), expert_parts=args.ranks)
 
 
 def leave_out(engine: Engine, layers: int) -> None:

@@ -46,6 +46,11 @@ def rows_of_all(
     """Returns the gathered rows, and own rows of their sum over the ranks, for `rows_of` each rank."""
     own = rows_of(group.rank, counts[group.rank], width, dtype).to(device)
     gathered = group.gather_rows(own, counts)
+    parts = own, own.view(torch.uint8), own[:, :1].float()
+    together = group.gather_together(parts, counts)
+    assert torch.equal(together[0], gathered)
+    assert torch.equal(together[1], gathered.view(torch.uint8))
+    assert torch.equal(together[2], gathered[:, :1].float())
     return gathered.cpu(), group.scatter_rows(gathered.clone(), counts).cpu()
 
 

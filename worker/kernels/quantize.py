@@ -102,6 +102,12 @@ def _empty_quantized(x: Tensor, columns: int, dtype: torch.dtype, group: int = G
     return Quantized(values[:rows], scales[:rows], group, x.dtype)
 
 
+def no_rows(x: Tensor, form: RowForm) -> Quantized:
+    """Returns the quantized rows of x [0, K]."""
+    assert not len(x) and form.quantized is not None, f"x {tuple(x.shape)}, {form}"
+    return _empty_quantized(x, x.shape[1], form.quantized)
+
+
 def padded_for_library(x: Quantized) -> Quantized:
     """Returns x with the rows behind it in its memory, whose numbers are undefined: a multiple of ROWS_OF_LIBRARY."""
     rows, columns = x.values.shape

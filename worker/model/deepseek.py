@@ -26,7 +26,8 @@ from mla_router.worker.kernels.moe.experts import Plus
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.shared import SharedWeights
 from mla_router.worker.kernels.norm_linear import norm_linear
-from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight
+from mla_router.worker.kernels.quantize import no_rows
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, Quantized, RowForm, Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -307,8 +308,14 @@ class MixtureOfExperts(FeedForward):
         return exchange.scatter(self(exchange.gather(hidden_states), exchange.out_cache_loc))
 
     def serve(self, exchange: Exchange) -> None:
-        if exchange.is_needed:
-            none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
+        if not exchange.is_needed:
+            return
+        none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
+        form = self.form_of_all(exchange)
+        if exchange.sends_quantized(none, form):
+            logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
+            self.exchanged_quantized(no_rows(none, form), logits, exchange)
+        else:
             self.exchanged(none, exchange)
 
     def shared(self, hidden_states: Activations) -> Plus:
@@ -332,8 +339,7 @@ class MixtureOfExperts(FeedForward):
     ) -> tuple[Tensor, Tensor]:
         """The norm and the gate's product are one kernel for few rows, if there is no other DP rank."""
         if exchange.is_needed:
-            normed, residual = norm.add(hidden_states, residual)
-            return self.exchanged(normed, exchange), residual
+            return self.exchanged_after_norm(norm, hidden_states, residual, exchange)
         form = self.row_form(hidden_states)
         if not self.gate.joins_norm(norm, hidden_states, residual):
             rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
@@ -343,6 +349,28 @@ class MixtureOfExperts(FeedForward):
         shared = self.shared(rows)
         weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
         return self.experts(rows, weights, ids, shared), residual
+
+    def exchanged_after_norm(
+        self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor, exchange: Exchange
+    ) -> tuple[Tensor, Tensor]:
+        form = self.form_of_all(exchange)
+        if not exchange.sends_quantized(hidden_states, form):
+            normed, residual = norm.add(hidden_states, residual)
+            return self.exchanged(normed, exchange), residual
+        rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
+        assert isinstance(rows, Quantized)
+        return self.exchanged_quantized(rows, self.gate.logits(rows), exchange), residual
+
+    def exchanged_quantized(self, rows: Quantized, logits: Tensor, exchange: Exchange) -> Tensor:
+        """`exchanged` with quantized rows and the gate's logits of own rows."""
+        rows, logits = exchange.gather_quantized(rows, logits)
+        shared = self.shared(rows)
+        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
+        return exchange.scatter(self.experts(rows, weights, ids, shared))
+
+    def form_of_all(self, exchange: Exchange) -> RowForm:
+        """Returns `row_form` of as many rows as all ranks of `exchange` have."""
+        return self.row_form(self.gate.weight[:1].expand(sum(exchange.counts), -1))
 
     def row_form(self, hidden_states: Tensor) -> RowForm:
         """Returns the form in which the experts take rows. The gate takes plain ones."""
@@ -381,8 +409,11 @@ class Gate(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those whose `out_cache_loc`
         is 0."""
-        logits = linear(hidden_states, self.operand, out_dtype=torch.float32)
-        return self.choose(logits, out_cache_loc)
+        return self.choose(self.logits(hidden_states), out_cache_loc)
+
+    def logits(self, hidden_states: Activations) -> Tensor:
+        """Returns the scores [T, E] float32 to `choose` by."""
+        return linear(hidden_states, self.operand, out_dtype=torch.float32)
 
     def choose(self, logits: Tensor, out_cache_loc: Tensor | None) -> tuple[Tensor, Tensor]:
         return moe_routing(

@@ -2,15 +2,21 @@
 
 Each DP rank has its own requests, and a part of the experts. A layer of experts takes the rows of all DP ranks. Their
 results are summed, and each DP rank gets its own rows of the sum.
+
+Rows that all products of the layer take quantized are sent quantized, which is half the bytes, as DeepSeek-V3 sends them
+(arXiv:2412.19437, section 3.3.2). Then each rank computes the gate's logits of its own rows, and sends them beside.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.quantize import ROWS_OF_LIBRARY
+from mla_router.worker.kernels.weight import Quantized, RowForm
 
 
 class Exchange(NamedTuple):
@@ -32,6 +38,25 @@ class Exchange(NamedTuple):
     def scatter(self, rows: Tensor) -> Tensor:
         """Returns own rows [T, ...] of the sum of `rows` [S, ...] over the ranks. Overwrites `rows`."""
         return self.group.scatter_rows(rows, self.counts)
+
+    # ---- Fast path ----
+
+    def sends_quantized(self, rows: Tensor, form: RowForm) -> bool:
+        """Whether rows are sent quantized that the products take in `form`. `rows` [T, N]. The same on all ranks.
+
+        Our own kernels for few rows send no single bytes, and cuBLAS's products need whole groups of rows."""
+        is_whole = sum(self.counts) % ROWS_OF_LIBRARY == 0
+        quantized = form.quantized is not None and not form.plain
+        return quantized and is_whole and not self.group.gathers_few(rows, self.counts)
+
+    def gather_quantized(self, rows: Quantized, logits: Tensor) -> tuple[Quantized, Tensor]:
+        """Returns rows [S, N] and the gate's logits [S, E] of all ranks. `rows` [T, N], `logits` [T, E]."""
+        values, scales, logits = self.group.gather_together(
+            (rows.values.view(torch.uint8), rows.scales.contiguous(), logits), self.counts
+        )
+        # The scales of a group of columns next to each other, as of `quantize_rows`
+        columns = scales.t().contiguous().t()
+        return Quantized(values.view(rows.values.dtype), columns, rows.group, rows.dtype), logits
 
 
 NO_EXCHANGE = Exchange()  # without other DP ranks and idle rows

@@ -3,7 +3,8 @@
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
 device, and a CUDA graph can capture it. So do our own kernels for few rows (`one_shot.py`), where GPUs share memory; shape
 and dtype alone decide between both. All ranks must call the same collectives in the same order, with tensors of one shape
-and dtype. Only `gather_rows` and `scatter_rows` take a different number of rows from each rank.
+and dtype. Only `gather_rows`, `gather_together` and `scatter_rows` take a different number of rows from each
+rank.
 """
 
 from __future__ import annotations
@@ -143,6 +144,22 @@ class Group:
         padded[: len(x)] = x
         equal = self.all_gather(padded, 0).chunk(self.size)
         return torch.cat([part[:count] for part, count in zip(equal, counts, strict=True)])
+
+    def gather_together(self, parts: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Returns `gather_rows` of each of `parts`, which may differ in width and dtype. NCCL has one launch for all of
+        them if all ranks have equally many rows."""
+        if self.backend != "nccl" or len(set(counts)) > 1 or not sum(counts):
+            return [self.gather_rows(part, counts) for part in parts]
+        gathered = [part.new_empty(sum(counts), *part.shape[1:]) for part in parts]
+        self._processes._start_coalescing()
+        for part, result in zip(parts, gathered, strict=True):
+            self._processes._allgather_base(result, part.contiguous(), self._gather)
+        _finish(self._processes._end_coalescing())
+        return gathered
+
+    def gathers_few(self, x: Tensor, counts: Sequence[int]) -> bool:
+        """Whether `gather_rows` of x [T, N] is one of our own kernels. The same on all ranks."""
+        return len(set(counts)) == 1 and self._boxes(x, counts[0]) is not None
 
     def scatter_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Returns this rank's rows [counts[rank], ...] of the sum of `x` [S, ...] over the ranks. `counts`: as of
