@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
+import json
+import urllib.error
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ av = pytest.importorskip("av", reason="needs PyAV: requirements.lock has it")
 from PIL import Image
 
 from support import client, processes
-from support.processes import Flag, Running
+from support.processes import Flag, Running, post_json
 from support.tiny_llava import (
     IMAGE,
     VIDEO,
@@ -90,12 +92,16 @@ def ids(text: str) -> list[int]:
     return found
 
 
-def ask(url: str, tokens: list[int], images: list[Image.Image]) -> client.Answer:
+def ask(
+    url: str, tokens: list[int], images: list[Image.Image], videos: Sequence[bytes] = ()
+) -> client.Answer:
     async def run() -> client.Answer:
         async with client.session() as http:
             fields: dict[str, Any] = {"return_logprob": True}
             if images:
                 fields["image_data"] = [encoded(image) for image in images]
+            if videos:
+                fields["video_data"] = [base64.b64encode(data).decode() for data in videos]
             return await client.generate(http, url, tokens, NEW_TOKENS, **fields)
 
     return asyncio.run(run())
@@ -255,6 +261,112 @@ def test_a_video(workers: list[Running], reference: LlavaReference, count: int) 
         assert answer.usage.prompt_tokens == len(wanted.prompt)
         got = [entry.logprob for entry in scores.content]
         assert got == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+
+
+def test_a_video_of_generate(worker: Running, reference: LlavaReference) -> None:
+    """`video_data`, before an image in the text; and a second prompt with a video of its own."""
+    data = video([picture(64, 48, seed) for seed in range(6)])
+    frames, image = decoded(data), picture(61, 40, 9)
+    prompt = ids(f"see {VIDEO} and {IMAGE}")
+    wanted = reference.answer(prompt, [image], NEW_TOKENS, frames)
+    check("video and image", ask(worker.url, prompt, [image], [data]), wanted)
+    other = video([picture(64, 48, seed) for seed in range(20, 23)])
+    texts = [f"see {VIDEO}", f"what is {VIDEO}?"]
+    body = {
+        "input_ids": [ids(text) for text in texts],
+        "video_data": [base64.b64encode(each).decode() for each in (data, other)],
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+    }
+    answers = post_json(worker.url + "/generate", body)
+    for text, of_file, answer in zip(texts, (frames, decoded(other)), answers, strict=True):
+        wanted = reference.answer(ids(text), [], NEW_TOKENS, of_file)
+        assert answer["output_ids"] == wanted.tokens
+        assert answer["meta_info"]["prompt_tokens"] == len(wanted.prompt)
+
+
+def message(*blocks: Any) -> dict[str, Any]:
+    """Returns a body of /v1/messages."""
+    turn = {"role": "user", "content": list(blocks)}
+    return {
+        "model": "default",
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "messages": [turn],
+    }
+
+
+def image_block(data: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
+
+
+def test_the_messages_api(worker: Running) -> None:
+    """An image block is the same as an `image_url` in a chat, and so is one in the result of a tool."""
+    image, question = picture(77, 30, 11), {"type": "text", "text": "What is it?"}
+    part = {"type": "image_url", "image_url": {"url": data_url(image)}}
+    same = chat(worker, [part, question])
+    body = message(image_block(encoded(image)), question)
+    answer = post_json(worker.url + "/v1/messages", body)
+    assert answer["content"][0]["text"] == same.choices[0].message.content
+    usage = answer["usage"]
+    whole = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert whole == same.usage.prompt_tokens
+    assert usage["cache_read_input_tokens"] == whole - 1
+    counted = post_json(worker.url + "/v1/messages/count_tokens", body)
+    assert counted["input_tokens"] == whole
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [image_block(encoded(image))]}
+    of_tool = post_json(worker.url + "/v1/messages/count_tokens", message(result, question))
+    text = post_json(
+        worker.url + "/v1/messages/count_tokens", message(result | {"content": ""}, question)
+    )
+    # An empty result has a newline before its text, the image none
+    without = whole - len(ids(f"<|user|>{IMAGE}\nWhat is it?<|assistant|>")) + 1
+    assert of_tool["input_tokens"] - text["input_tokens"] == without - len(ids("\n"))
+
+
+SOURCES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a URL": ({"type": "url", "url": "http://127.0.0.1:1/a.png"}, "url", "fetches no URLs"),
+    "a URL as data": (
+        {"type": "base64", "media_type": "image/png", "data": "http://127.0.0.1:1/a.png"},
+        "data",
+        "neither a data: URL nor base64",
+    ),
+    "no image": ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "data", "not an"),
+    "no data": ({"type": "base64", "media_type": "image/png"}, "data", "must be given"),
+    "a file": ({"type": "file", "file_id": "a"}, "type", "keeps no files"),
+}
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_the_messages_api_names_the_field(worker: Running, case: str) -> None:
+    source, field, reason = SOURCES[case]
+    body = message({"type": "text", "text": "a"}, {"type": "image", "source": source})
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post_json(worker.url + path, body)
+        error = json.loads(caught.value.read())["error"]
+        assert caught.value.code == 400
+        assert error["param"] == f"messages[0].content[1].source.{field}"
+        assert reason in error["message"]
+
+
+VIDEOS: dict[str, tuple[Any, str, str]] = {
+    "no video": (["aGVsbG8="], "video_data[0]", "not a video"),
+    "a URL": ("https://127.0.0.1:1/a.mp4", "video_data[0]", "fetches no URLs"),
+    "too many": (["aGVsbG8="] * 5, "video_data", "more than 4 videos"),
+    "none": ([], "video_data", "1 placeholders of videos for 0 videos"),
+}
+
+
+@pytest.mark.parametrize("case", VIDEOS)
+def test_refused_videos_of_generate(worker: Running, case: str) -> None:
+    data, field, reason = VIDEOS[case]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post_json(worker.url + "/generate", {"text": f"a {VIDEO}", "video_data": data})
+    error = json.loads(caught.value.read())["error"]
+    assert caught.value.code == 400
+    assert (error["param"], reason in error["message"]) == (field, True), error
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {

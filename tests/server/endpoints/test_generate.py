@@ -310,6 +310,7 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
             "sampling_params.spaces_between_special_tokens",
         ),
         ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "video_data": "x"}, "video_data"),
         ({"text": "a", "session_params": {}}, "session_params"),
         ({"text": "a", "custom_logit_processor": "x"}, "custom_logit_processor"),
         ({"text": "a", "input_embeds": [[0.5]]}, "input_embeds"),

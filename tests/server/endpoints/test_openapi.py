@@ -73,4 +73,4 @@ def test_refused_fields_are_not_in_the_document(worker: FakeWorker) -> None:
     document = get_json(worker.url + "/openapi.json")
     fields = document["components"]["schemas"]["GenerateRequest"]["properties"]
     assert {"text", "input_ids", "sampling_params", "stream"} <= set(fields)
-    assert {"lora_path", "video_data", "session_params"}.isdisjoint(fields)
+    assert {"lora_path", "audio_data", "session_params"}.isdisjoint(fields)

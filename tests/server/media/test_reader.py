@@ -18,11 +18,12 @@ from mla_router.worker.messages import Image as Tiles
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media import reader as module
 from mla_router.worker.server.media.reader import MediaReader
-from mla_router.worker.server.media.source import Source
+from mla_router.worker.server.media.source import Kind, Source
 from support.tiny_llava import VOCAB_SIZE, write_tiny_llava
 
 VOCABULARY = VOCAB_SIZE + 2
 TOKEN = VOCAB_SIZE
+FIELDS: dict[Kind, str] = {"image": "messages", "video": "video_data"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_key_is_that_of_the_content(reader: MediaReader) -> None:
 def test_placeholders_become_as_many_as_the_tokens(reader: MediaReader) -> None:
     sources = [source(1), source(2)]
     images = read(reader, *sources)
-    prompt, placed = reader.place([5, TOKEN, 6, TOKEN, 7], sources, images, "messages")
+    prompt, placed = reader.place([5, TOKEN, 6, TOKEN, 7], sources, images, FIELDS)
     first, second = (image.info.num_tokens for image in images)
     assert prompt == [5, *[TOKEN] * first, 6, *[TOKEN] * second, 7]
     assert [image.start for image in placed] == [1, first + 2]
@@ -70,7 +71,7 @@ def test_placeholders_become_as_many_as_the_tokens(reader: MediaReader) -> None:
 @pytest.mark.parametrize("prompt", [[5, 6], [TOKEN, 5, TOKEN]])
 def test_another_number_of_placeholders(reader: MediaReader, prompt: list[int]) -> None:
     with pytest.raises(InvalidField, match=r"^messages: the prompt has . placeholders .* 1 images"):
-        reader.place(prompt, [source(1)], read(reader, source(1)), "messages")
+        reader.place(prompt, [source(1)], read(reader, source(1)), FIELDS)
 
 
 def test_many_images_are_refused_before_any_is_read(reader: MediaReader) -> None:

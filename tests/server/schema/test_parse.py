@@ -90,7 +90,7 @@ UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
     (CompletionRequest, "bad_words", ["no"]),
     (CompletionRequest, "suffix", "end"),
     (GenerateRequest, "token_ids_logprob", [1]),
-    (GenerateRequest, "video_data", "x"),
+    (GenerateRequest, "audio_data", "x"),
     (GenerateRequest, "custom_logit_processor", "x"),
     (NativeSamplingFields, "custom_params", {"a": 1}),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
@@ -15,12 +16,17 @@ from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
-from mla_router.worker.server.media.source import Source
+from mla_router.worker.server.media.reader import MAX_VIDEOS
+from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.schema.fields import PromptItems
-from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
+from mla_router.worker.server.schema.native import (
+    GenerateRequest,
+    NativeMedia,
+    NativeSamplingFields,
+)
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
@@ -31,6 +37,7 @@ _decoder = msgspec.json.Decoder(GenerateRequest)
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's
 MAX_TOP_LOGPROBS = 20  # as in a chat
+FIELDS: dict[Kind, str] = {"image": "image_data", "video": "video_data"}
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -46,7 +53,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         possible=bool(body.stream) and not body.return_logprob,
     )
     prompts, single = await _prompts(body, service)
-    prompts, images = await _with_images(body, prompts, service)
+    prompts, images = await _with_media(body, prompts, service)
     start = body.logprob_start_len
     if start is not None and not -1 <= start < min(map(len, prompts)):
         raise InvalidField("logprob_start_len", "must be -1, or a position within each prompt")
@@ -138,27 +145,38 @@ async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[i
     return await read_prompts(service, texts, "text"), isinstance(texts, str)
 
 
-async def _with_images(
+async def _with_media(
     body: GenerateRequest, prompts: list[list[int]], service: Service
 ) -> tuple[list[list[int]], list[list[PlacedImage]]]:
-    """Returns the prompts with as many placeholders as their images have tokens, and the images of each prompt."""
+    """Returns the prompts with as many placeholders as their images and videos have tokens, and these of each prompt."""
+    given: dict[Kind, NativeMedia | None] = {"image": body.image_data, "video": body.video_data}
     if service.media is None:
-        if body.image_data:
-            raise InvalidField(
-                "image_data", "this model takes no images", code="unsupported_parameter"
-            )
+        for kind, data in given.items():
+            if data:
+                raise InvalidField(
+                    FIELDS[kind], f"this model takes no {kind}s", code="unsupported_parameter"
+                )
         return prompts, []
+    if isinstance(body.video_data, list) and _count(body.video_data) > MAX_VIDEOS:
+        raise InvalidField("video_data", f"more than {MAX_VIDEOS} videos")
+    kinds = [_sources(data, kind, len(prompts)) for kind, data in given.items()]
     expanded, images = [], []
-    for prompt, sources in zip(prompts, _sources(body.image_data, len(prompts)), strict=True):
+    for prompt, of_kinds in zip(prompts, zip(*kinds, strict=True), strict=True):
+        sources = list(itertools.chain.from_iterable(of_kinds))
         read = await service.media.read(sources, context_length=service.limits.context_length)
-        tokens, placed = service.media.place(prompt, sources, read, "image_data")
+        tokens, placed = service.media.place(prompt, sources, read, FIELDS)
         expanded.append(tokens)
         images.append(placed)
     return expanded, images
 
 
-def _sources(data: str | list[str | list[str] | None] | None, prompts: int) -> list[list[Source]]:
-    """Returns the images of each prompt. Raises InvalidField."""
+def _count(data: list[str | list[str] | None]) -> int:
+    return sum(len(entry) if isinstance(entry, list) else entry is not None for entry in data)
+
+
+def _sources(data: NativeMedia | None, kind: Kind, prompts: int) -> list[list[Source]]:
+    """Returns the images or videos of each prompt. Raises InvalidField."""
+    field = FIELDS[kind]
     if not data:
         return [[] for _ in range(prompts)]
     if isinstance(data, str):
@@ -166,11 +184,11 @@ def _sources(data: str | list[str | list[str] | None] | None, prompts: int) -> l
     if prompts == 1 and not isinstance(data[0], list):
         data = [cast("list[str]", data)]
     if len(data) != prompts:
-        raise InvalidField("image_data", f"{len(data)} entries for {prompts} prompts")
+        raise InvalidField(field, f"{len(data)} entries for {prompts} prompts")
     sources = []
     for index, entry in enumerate(data):
         urls = [entry] if isinstance(entry, str) else entry or []
         if not all(isinstance(url, str) for url in urls):
-            raise InvalidField("image_data", "do not mix images and lists of images")
-        sources.append([Source(url, f"image_data[{index}]") for url in urls])
+            raise InvalidField(field, f"do not mix {kind}s and lists of {kind}s")
+        sources.append([Source(url, f"{field}[{index}]", kind) for url in urls])
     return sources

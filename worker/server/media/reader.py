@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -16,7 +16,7 @@ from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media.decode import MAX_OF_ALL, decode_image
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.onevision import OnevisionProcessor
-from mla_router.worker.server.media.source import Source
+from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.media.video import decode_video
 
 MAX_VIDEOS = 4  # of a request
@@ -33,7 +33,10 @@ class MediaReader:
         """`fetcher`: None: URLs are refused."""
         self._fetcher = fetcher
         # Ids of the placeholders, by the kind of a source
-        self.placeholders = {"image": format.image_token, "video": format.video_token}
+        self.placeholders: dict[Kind, int] = {
+            "image": format.image_token,
+            "video": format.video_token,
+        }
         self._tile_tokens = format.tile_tokens
         self._unusable = ""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media")
@@ -104,11 +107,15 @@ class MediaReader:
             ) from None
 
     def place(
-        self, prompt: list[int], sources: Sequence[Source], images: Sequence[Image], field: str
+        self,
+        prompt: list[int],
+        sources: Sequence[Source],
+        images: Sequence[Image],
+        fields: Mapping[Kind, str],
     ) -> tuple[list[int], list[PlacedImage]]:
         """Returns `prompt` with as many placeholders for each image and video as it has tokens, in place of one, and the
-        images with their places. `images` are those of `sources`, whose field is `field`. Raises InvalidField unless
-        there is one placeholder for each."""
+        images with their places. `images` are those of `sources`; `fields` are the request's, by kind. Raises InvalidField
+        unless there is one placeholder for each."""
         waiting: dict[int, deque[Image]] = {}
         for kind, token in self.placeholders.items():
             own = [
@@ -116,7 +123,7 @@ class MediaReader:
             ]
             if prompt.count(token) != len(own):
                 raise InvalidField(
-                    field,
+                    fields[kind],
                     f"the prompt has {prompt.count(token)} placeholders of {kind}s for {len(own)} {kind}s",
                 )
             waiting[token] = deque(own)

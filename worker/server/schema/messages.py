@@ -11,11 +11,21 @@ from mla_router.worker.server.schema.fields import RequestFields
 from mla_router.worker.server.schema.response_format import JsonSchema
 
 
+class ImageSource(msgspec.Struct):
+    """Names an image. The image's own bytes decide about its format, not `media_type`."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None  # of the type base64
+    url: str | None = None  # of the type url
+
+
 class Block(msgspec.Struct):
     """A part of a message. `type` decides which other fields are required."""
 
     type: str
     text: str | None = None  # of a text
+    source: ImageSource | None = None  # of an image
     thinking: str | None = None  # of reasoning
     id: str | None = None  # of a tool_use, or of a tool_result without tool_use_id
     name: str | None = None  # of a tool_use

@@ -10,6 +10,9 @@ from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
 from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
+# data: URLs, URLs or base64: of one prompt, or a list for each of several
+NativeMedia = str | list[str | list[str] | None]
+
 
 class NativeSamplingFields(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
@@ -33,8 +36,8 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
     extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
-    # data: URLs or base64: of one prompt, or a list for each of several
-    image_data: str | list[str | list[str] | None] | None = None
+    image_data: NativeMedia | None = None
+    video_data: NativeMedia | None = None
     # refused unless neutral
     audio_data: Any = None
     background: Any = None
@@ -55,7 +58,6 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
     return_prompt_token_ids: Any = None
     return_sampling_mask: Any = None
     token_ids_logprob: Any = None
-    video_data: Any = None
 
     @property
     def no_answer(self) -> bool:

@@ -58,7 +58,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_audio_in_video": (False,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
-    "video_data": ([],),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }

@@ -310,7 +310,7 @@ def turn(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-        (turn({"type": "image", "source": {}}), "messages[1].content[0].type"),
+        (turn({"type": "image", "source": {"type": "url"}}), "messages[1].content[0].type"),
         (turn(text("a"), {"type": "text"}), "messages[1].content[1].text"),
         (turn({"type": "tool_result"}), "messages[1].content[0].tool_use_id"),
         (turn({"type": "tool_use", "id": "a"}), "messages[1].content[0].type"),

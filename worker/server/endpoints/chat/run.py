@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.chat.constraint import constraint_of
-from mla_router.worker.server.endpoints.chat.messages import Media
+from mla_router.worker.server.endpoints.chat.media import media_of, placed
 from mla_router.worker.server.endpoints.chat.prediction import prediction_tokens
 from mla_router.worker.server.endpoints.chat.prompt import echoed, rendered
 from mla_router.worker.server.endpoints.chat.tools import ToolUse, read_tools
@@ -101,7 +100,7 @@ async def prepare(
         response_format=body.response_format,
     )
     tokenizer, answers = service.tokenizer, service.answers
-    media = _media(service)
+    media = media_of(service)
     text = await rendered(service, body, tools, names.messages, media)
     prompt = await tokenizer.encode(
         text,
@@ -110,12 +109,9 @@ async def prepare(
     )
     prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
     check_ids(prompt, service.limits.vocab_size, names.messages)
-    images: list[PlacedImage] = []
-    if service.media is not None and media is not None:
-        if media.sources and truncation.most is not None:
-            raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
-        read = await service.media.read(media.sources, context_length=service.limits.context_length)
-        prompt, images = service.media.place(prompt, media.sources, read, names.messages)
+    if media is not None and media.sources and truncation.most is not None:
+        raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
+    prompt, images = await placed(service, prompt, media, names.messages)
     continues = replay is not None and replay.origin is not None
     prediction = await prediction_tokens(service, body.prediction, continues=continues)
     inside = begins_inside(text)
@@ -147,13 +143,6 @@ async def prepare(
         begins_inside=inside,
         echoed=echoed(body),
     )
-
-
-def _media(service: Service) -> Media | None:
-    if service.media is None:
-        return None
-    ids = service.media.placeholders
-    return Media({kind: service.tokenizer.decode([token]) for kind, token in ids.items()})
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
+from mla_router.worker.server.endpoints.chat.media import media_of, placed
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many, rendered
 from mla_router.worker.server.endpoints.chat.run import ChatRun, prepare
 from mla_router.worker.server.endpoints.chat.tools import read_tools
@@ -71,16 +72,20 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = parse(await read_body(request), _decoder)
     service.check_model(body.model)
     chat = await _chat(service, body)
-    text = await rendered(service, chat, read_tools(chat, FIELD_NAMES.tool), FIELD_NAMES.messages)
+    tools, media = read_tools(chat, FIELD_NAMES.tool), media_of(service)
+    text = await rendered(service, chat, tools, FIELD_NAMES.messages, media)
     prompt = await service.tokenizer.encode(
         text, context_length=service.limits.context_length, add_special_tokens=False
     )
+    prompt, _ = await placed(service, prompt, media, FIELD_NAMES.messages)
     return json_response(TokenCount(len(prompt)))
 
 
 async def _chat(service: Service, body: MessagesRequest) -> ChatRequest:
     parts = check_count(count_parts(body), service.limits.context_length, "messages")
-    return await in_thread_if_many(lambda: as_chat(body), count=parts)
+    return await in_thread_if_many(
+        lambda: as_chat(body, takes_images=service.media is not None), count=parts
+    )
 
 
 def _error_event(body: ErrorBody) -> bytes:

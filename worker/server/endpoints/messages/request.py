@@ -12,10 +12,12 @@ from mla_router.worker.server.schema.chat import (
     CalledFunction,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Effort,
     FunctionDefinition,
     FunctionName,
     NamedToolChoice,
+    NamedUrl,
     ReasoningRequest,
     Tool,
     ToolCall,
@@ -35,7 +37,7 @@ ERROR = "Error: "  # prefix of a result with is_error; chat templates have no fi
 Value = TypeVar("Value")
 
 
-def as_chat(body: MessagesRequest) -> ChatRequest:
+def as_chat(body: MessagesRequest, *, takes_images: bool) -> ChatRequest:
     """Returns the chat. Raises InvalidRequest, naming the field."""
     refuse_unsupported(body)
     if body.n not in (None, 1):
@@ -45,7 +47,7 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     for index, tool in enumerate(body.tools or []):
         refuse_unsupported(tool, f"tools[{index}].")
     copied = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
-    messages = _messages(body)
+    messages = _messages(body, takes_images)
     tool_choice, several = _tool_choice(body)
     config = body.output_config
     schema = config.format.schema if config and config.format else None
@@ -109,7 +111,7 @@ def _reasoning(body: MessagesRequest, effort: Effort | None) -> ReasoningRequest
     return ReasoningRequest(effort=effort) if effort else None
 
 
-def _messages(body: MessagesRequest) -> list[ChatMessage]:
+def _messages(body: MessagesRequest, takes_images: bool) -> list[ChatMessage]:
     if not body.messages:
         raise InvalidField("messages", "give at least one message")
     messages = []
@@ -122,7 +124,7 @@ def _messages(body: MessagesRequest) -> list[ChatMessage]:
         elif turn.role == "assistant":
             messages.append(_assistant_message(turn.content, where))
         else:
-            messages += _user_messages(turn, turn.content, where)
+            messages += _user_messages(turn, turn.content, where, takes_images)
     return messages
 
 
@@ -138,7 +140,7 @@ def _assistant_message(blocks: list[Block], where: str) -> ChatMessage:
             function = CalledFunction(_required(block.name, place + ".name"), arguments)
             calls.append(ToolCall(_required(block.id, place + ".id"), function))
         else:
-            texts.append(_text_of(block, place, "text, thinking or tool_use"))
+            texts.append(_text_of(block, place, "text, thinking, tool_use"))
     return ChatMessage(
         "assistant",
         "\n".join(texts) or (None if calls else ""),
@@ -147,30 +149,69 @@ def _assistant_message(blocks: list[Block], where: str) -> ChatMessage:
     )
 
 
-def _user_messages(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
-    """Returns a message for each result of a tool, and one for each run of text between results."""
+def _user_messages(
+    turn: Turn, blocks: list[Block], where: str, takes_images: bool
+) -> list[ChatMessage]:
+    """Returns a message for each result of a tool, and one for each run of texts and images between results."""
+    is_user = turn.role == "user"
+    takes_images = takes_images and is_user
+    inner = ["text", "image"] if takes_images else ["text"]
+    known = ", ".join([*inner, "tool_result"] if is_user else inner)
     messages: list[ChatMessage] = []
-    texts: list[str] = []
+    parts: list[ContentPart] = []
 
-    def end_text() -> None:
-        if texts:
-            messages.append(ChatMessage(turn.role, "\n".join(texts)))
-            texts.clear()
+    def end_message() -> None:
+        if parts:
+            messages.append(ChatMessage(turn.role, _content(parts)))
+            parts.clear()
 
     for at, block in enumerate(blocks):
         place = f"{where}[{at}]"
-        if block.type == "tool_result" and turn.role == "user":
-            end_text()
+        if block.type == "tool_result" and is_user:
+            end_message()
             # SGLang's clients name the call in `id`.
             call = _required(block.tool_use_id or block.id, place + ".tool_use_id")
-            result = _text(block.content or "", place + ".content")
-            shown = ERROR + result if block.is_error else result
+            content = block.content or ""
+            if isinstance(content, str):
+                content = [Block("text", text=content)]
+            result = [
+                _part_of(part, f"{place}.content[{index}]", takes_images, ", ".join(inner))
+                for index, part in enumerate(content)
+            ]
+            shown = _content(result, ERROR if block.is_error else "")
             messages.append(ChatMessage("tool", shown, tool_call_id=call))
         else:
-            known = "text or tool_result" if turn.role == "user" else "text"
-            texts.append(_text_of(block, place, known))
-    end_text()
+            parts.append(_part_of(block, place, takes_images, known))
+    end_message()
     return messages or [ChatMessage(turn.role, "")]
+
+
+def _part_of(block: Block, where: str, takes_images: bool, known: str) -> ContentPart:
+    """Returns a text or an image of a message."""
+    if block.type == "image" and takes_images:
+        return ContentPart("image_url", image_url=_image(block, where + ".source"))
+    return ContentPart("text", _text_of(block, where, known))
+
+
+def _image(block: Block, where: str) -> NamedUrl:
+    """Returns the data: URL of the bytes of an image, or its URL."""
+    source = _required(block.source, where)
+    if source.type == "base64":
+        field = where + ".data"
+        data = _required(source.data, field)
+        # With the scheme, so that no text in `data` is a URL to fetch
+        return NamedUrl(url=f"data:{source.media_type or ''};base64,{data}", field=field)
+    if source.type == "url":
+        field = where + ".url"
+        return NamedUrl(url=_required(source.url, field), field=field)
+    raise InvalidField(where + ".type", "one of base64, url; this server keeps no files")
+
+
+def _content(parts: list[ContentPart], prefix: str = "") -> str | list[ContentPart]:
+    """Returns the content of a message, which begins with `prefix`. It is a string unless it has images."""
+    if any(part.text is None for part in parts):
+        return [ContentPart("text", prefix), *parts] if prefix else list(parts)
+    return prefix + "\n".join(part.text or "" for part in parts)
 
 
 def _text(content: str | list[Block], where: str) -> str:
