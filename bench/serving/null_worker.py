@@ -7,18 +7,18 @@ The server process starts this file again as its scheduler.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from mla_router.worker import flags
 from mla_router.worker.__main__ import main
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
+from mla_router.worker.scheduler.__main__ import flags_of_process
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import Scheduler
 
@@ -71,11 +71,7 @@ class PacedEngine:
 
 def schedule(step_s: float, argv: list[str]) -> None:
     """Runs the scheduler process."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--ipc-dir", type=Path, required=True)
-    flags.add_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = flags_of_process().parse_args(argv)
     die_with_parent(arguments.parent_pid)
     config = flags.from_namespace(arguments)
     slots = config.max_running_requests
@@ -83,7 +79,10 @@ def schedule(step_s: float, argv: list[str]) -> None:
         slots * CONTEXT_LENGTH // config.page_size, config.page_size, slots, CONTEXT_LENGTH
     )
     channel = ZmqChannel(arguments.ipc_dir, config.tokenizer_worker_num or 1)
-    scheduler = Scheduler(PacedEngine(capacity, step_s), channel, config, vocab_size=VOCAB)
+    heartbeat = Heartbeat(arguments.heartbeat_fd)
+    scheduler = Scheduler(
+        PacedEngine(capacity, step_s), channel, config, vocab_size=VOCAB, heartbeat=heartbeat
+    )
     channel.send(
         Ready(
             capacity.max_total_tokens,
@@ -99,6 +98,7 @@ def schedule(step_s: float, argv: list[str]) -> None:
     )
     gc.collect()
     gc.freeze()
+    heartbeat.start()
     scheduler.overlap_loop()
     channel.close()
 

@@ -93,7 +93,7 @@ async def drive(port: int, path: str, streams: int, prompt_chars: int, tokens: i
         prompt = f"{stream} {WORDS * (prompt_chars // len(WORDS))}"
         body = json.dumps(body_of(path, prompt, tokens)).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         client = Counter(head.encode() + body, heard)

@@ -42,14 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     # workers inherit these settings.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
-    parser.add_argument("--ipc-dir", type=Path, required=True)
-    parser.add_argument("--parent-pid", type=int, help="end with this process")
-    parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
-    parser.add_argument("--dp-group", help="a DpGroup, as JSON")
-    rendezvous_flags.add(parser)
-    flags.add_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = flags_of_process().parse_args(argv)
     die_with_parent(arguments.parent_pid)
     try:
         config = flags.from_namespace(arguments)
@@ -68,6 +61,18 @@ def main(argv: list[str] | None = None) -> int:
         logging.getLogger(__name__).critical("the scheduler cannot continue", exc_info=True)
         return 1
     return 0
+
+
+def flags_of_process() -> argparse.ArgumentParser:
+    """Returns the parser of the flags with which a server process starts its scheduler."""
+    parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
+    parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, help="end with this process")
+    parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
+    parser.add_argument("--dp-group", help="a DpGroup, as JSON")
+    rendezvous_flags.add(parser)
+    flags.add_flags(parser)
+    return parser
 
 
 def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbeat) -> None:
