@@ -1,4 +1,4 @@
-"""The vision tower of a model: tiles a second, and decode steps beside it.
+"""The vision tower of a model: tiles a second, decode steps beside it, and the prompt of an image.
 
     python bench/serving/vision.py --model-path bench/shapes/llava-onevision-7b --load-format dummy [--tiles 4 16] [--out FILE]
 
@@ -14,6 +14,7 @@ import math
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,14 @@ from record import record
 
 from bench_one_batch import Batch, step_times
 from mla_router.worker import flags
-from mla_router.worker.core import ImageInfo, ImageKind, ImagePart, PendingImages
+from mla_router.worker.core import (
+    ImageInfo,
+    ImageKind,
+    ImagePart,
+    ImageRows,
+    PendingImages,
+    PrefillChunk,
+)
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.scheduler.images import SHARE, layers_within
@@ -112,6 +120,38 @@ def beside(
     }
 
 
+def prompts(engine: Engine, batch: Batch) -> dict[str, float]:
+    """Returns the milliseconds of a step whose prompt is an image of one tile, and of one with as much text, each alone
+    and beside decode rows of the other slots of `batch`."""
+    encoder = engine.model.vision
+    assert encoder is not None, "a model without images"
+    size, rows = encoder.tile_size, encoder.format.tile_tokens + 1
+    assert rows <= batch.length, f"a prompt of {rows} tokens in requests of {batch.length}"
+    key = 1 << 41
+    info = ImageInfo(key, ImageKind.SINGLE, rows, 1, size, size, 1 / 255, GREY, GREY)
+    pending = engine.encode((ImagePart(info, Random(1).randbytes(3 * size * size)),), ())
+    if pending.layers_left:
+        engine.encode_layers(pending.layers_left)
+    text = PrefillChunk(0, 0, (encoder.format.image_token,) * rows, is_last=True)
+    image = replace(text, images=(ImageRows(row=0, count=rows, key=key, start=0),))
+    decodes = replace(batch.decode_plan(0), decode_slots=tuple(range(1, batch.size)))
+    decodes = replace(decodes, decode_bounds=decodes.decode_bounds[1:])
+    found: dict[str, float] = {"prompt_rows": rows}
+    for name, chunk in (("text", text), ("image", image)):
+        for beside, plan in (
+            ("", replace(decodes, decode_slots=(), decode_bounds=())),
+            ("_beside", decodes),
+        ):
+            plan = replace(plan, chunks=(chunk,))
+            times = []
+            for _ in range(REPEATS):
+                engine.slots.lengths.fill_(batch.length + 1)
+                _synchronize(engine)
+                times += step_times(engine, iter([plan]))[0]
+            found[f"{name}{beside}_ms"] = round(1e3 * statistics.median(times), 2)
+    return found
+
+
 def _synchronize(engine: Engine) -> None:
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
@@ -130,17 +170,21 @@ def main() -> None:
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     engine = load_engine(flags.from_namespace(args))
     rows: list[dict[str, float]] = []
+    prompt: dict[str, float] = {}
     for tiles in [0, *args.tiles]:
         batch = Batch(engine, args.batch_size, args)
         step_times(engine, iter([batch.begin_without_prefill()]))
         own = alone(engine, tiles) if tiles else {}
         step_ms = rows[0]["step_ms"] if rows else 0.0
         steps = beside(engine, batch, args.output_len - 1, tiles, step_ms)
+        prompt = prompt or prompts(engine, batch)
         row = {"tiles": tiles, **own, **steps}
         print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
         rows.append(row)
-    config = {name: getattr(args, name) for name in ("batch_size", "input_len")}
-    record("vision", {"config": config, "rows": rows}, args.out)
+    print("  ".join(f"{name} {value:g}" for name, value in prompt.items()), flush=True)
+    names = ("batch_size", "input_len", "piecewise_cuda_graph_max_tokens")
+    config = {name: getattr(args, name) for name in names}
+    record("vision", {"config": config, "rows": rows, "prompts": prompt}, args.out)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ def test_a_small_model(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, *command, f"--model-path={tmp_path / 'model'}"], cwd=ROOT, check=True
     )
-    rows = json.loads(out.read_text())["rows"]
+    line = json.loads(out.read_text())
+    rows, prompts = line["rows"], line["prompts"]
+    assert {name for name in prompts if prompts[name] > 0} == {
+        "prompt_rows",
+        "text_ms",
+        "text_beside_ms",
+        "image_ms",
+        "image_beside_ms",
+    }
     assert [row["tiles"] for row in rows] == [0, 1, 3]
     assert all(row["step_ms"] > 0 for row in rows)
     assert all(row["tiles_per_s"] > 0 and row["tiles_per_s_beside"] > 0 for row in rows[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 from support.corners import corners
+from support.fake_piecewise import fake_piecewise_graphs
 from support.image_requests import image_script
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
 from support.tiny_llava import write_tiny_llava
@@ -31,8 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(
-    folder: Path, script: dict[int, list[ToScheduler]], capacity: Capacity, **how: object
+    folder: Path,
+    script: dict[int, list[ToScheduler]],
+    capacity: Capacity,
+    graphs: Sequence[int] = (),
+    **how: object,
 ) -> Run:
+    """`graphs`: sizes of fake piecewise graphs."""
     device = torch.device("cpu")
     model = load_model(folder, device=device, dtype=torch.float32)
     engine = CheckedEngine(
@@ -42,8 +49,17 @@ def serve(
         dtype=torch.float32,
         attention=torch_attention(model.config),
     )
+    fakes = fake_piecewise_graphs(engine, graphs)
     settings: dict[str, object] = {"chunk_size": 32} | how
-    return run(script, capacity=capacity, engine=engine, vocab_size=VOCAB_SIZE + 2, **settings)  # type: ignore[arg-type]
+    outcome = run(
+        script,
+        capacity=capacity,
+        engine=engine,
+        vocab_size=VOCAB_SIZE + 2,
+        **settings,  # type: ignore[arg-type]
+    )
+    assert all(fake.with_images for fake in fakes)
+    return outcome
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +109,13 @@ def test_tokens_of_a_busy_scheduler(
     assert stats.cached_tokens > 0
     assert stats.retracted > 0 or tight != {"num_pages": 60}
     assert_nothing_is_allocated(outcome)
+
+
+def test_tokens_of_piecewise_graphs(folder: Path, wanted: dict[str, list[int]]) -> None:
+    """Images replace embeddings between two graphs, of steps with rows of padding, of text and of decode slots."""
+    outcome = serve(folder, image_script(1, COUNT, aborts=False), ROOMY, graphs=(32, 64))
+    for rid, tokens in wanted.items():
+        assert outcome.channel.tokens(rid) == tokens, rid
 
 
 def test_aborts(folder: Path) -> None:

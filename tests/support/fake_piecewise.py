@@ -22,11 +22,18 @@ class FakePiecewise:
         self._forward = forward_pass
         self.looked_up = forward_pass.slots.idle_rows(size)
         self.replays = 0
+        self.with_images = 0  # replays
 
     def replay(
-        self, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
+        self,
+        *,
+        rows: int,
+        num_decodes: int,
+        attention: Sequence[StepAttention],
+        embedded: Sequence[tuple[int, Tensor]],
     ) -> LayerOutput:
         self.replays += 1
+        self.with_images += bool(embedded)
         inputs = self.looked_up
         of_step = ForwardBatch(
             inputs.tokens, inputs.positions, inputs.out_cache_loc, num_decodes, attention
@@ -45,6 +52,7 @@ class FakePiecewise:
                 0,
                 attention,
                 self._forward.padded_exchange(inputs.out_cache_loc),
+                embedded,
             )
         )
         return LayerOutput(output.hidden_states[:rows], output.residual[:rows])

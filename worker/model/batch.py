@@ -45,6 +45,12 @@ class ForwardBatch:
         """The rows that feed-forward layers compute."""
         return Exchange(self.out_cache_loc) if self.exchange is None else self.exchange
 
+    def embed(self, hidden_states: Tensor) -> None:
+        """Overwrites the rows of `hidden_states` [T, hidden_size], the embeddings of the tokens, that have others. A
+        piecewise graph of a model with images is cut here."""
+        for row, embeddings in self.embedded:
+            hidden_states[row : row + len(embeddings)] = embeddings
+
     def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
         """Calls `attend(self, rows, cache, out)`. The rest of a layer depends on the number of rows alone, so a
         piecewise graph is cut here."""

@@ -45,8 +45,7 @@ class Decoder(nn.Module):
         # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
         hidden_states: Tensor = self.embed_tokens(batch.tokens)
-        for row, embeddings in batch.embedded:
-            hidden_states[row : row + len(embeddings)] = embeddings
+        batch.embed(hidden_states)
         residual: Tensor | None = None
         last = len(self.layers) - 1
         for layer, cache in zip(list(self.layers)[:last], caches, strict=False):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.core import GroupStep, PrefillChunk, StepPlan
+from mla_router.worker.core import GroupStep, ImageRows, PrefillChunk, StepPlan
 from mla_router.worker.engine.runners.choose import (
     MAX_EXTRA_READS,
     MAX_INPUT_TOKENS,
@@ -42,6 +42,21 @@ def test_slots_with_drafts_have_graphs_of_their_own() -> None:
     assert choose_runner(beside, sizes) == (DECODE, 16)
     more = replace(step(decodes=5), num_drafts=3)
     assert choose_runner(more, sizes) == (DECODE, 32)
+
+
+def test_images_need_a_graph_that_is_cut_behind_the_embedding() -> None:
+    """The only such graphs are piecewise."""
+    sizes = GraphSizes(decode=(4, 16), prefill=(16, 32), piecewise=(16, 32))
+    text = chunk(5, 0, 9)
+    image = replace(text, images=(ImageRows(row=2, count=4, key=7, start=0),))
+    assert choose_runner(step(text, decodes=2), sizes) == (DECODE, 16)
+    assert choose_runner(step(image, decodes=2), sizes) == (PIECEWISE, 16)
+    long = chunk(5, 0, 30), replace(chunk(5, 0, 30), images=image.images)
+    assert [choose_runner(step(c), replace(sizes, decode=())).kind for c in long] == [
+        PREFILL,
+        PIECEWISE,
+    ]
+    assert choose_runner(step(image), GraphSizes(prefill=(16,))) == (EAGER, 9)
 
 
 def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:

@@ -29,7 +29,7 @@ class RunnerKind(Enum):
     EAGER = "eager"  # kernel by kernel: steps of any kind and size
     DECODE_GRAPH = "decode graph"  # decode rows and few prompt tokens, as one graph
     VERIFY_GRAPH = "verify graph"  # decode rows, equally many of each slot, as one graph
-    PREFILL_GRAPH = "prefill graph"  # one prompt without a cached prefix, as one graph
+    PREFILL_GRAPH = "prefill graph"  # one prompt of text without a cached prefix, as one graph
     PIECEWISE = "piecewise"  # any step, as graphs between the attention of the layers
 
 
@@ -41,8 +41,6 @@ class RunnerChoice(NamedTuple):
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs. With a
     group, all its ranks get the same runner, and graphs have the size for the rank with the most rows."""
-    if plan.has_images:  # graphs look up the embeddings of tokens
-        return RunnerChoice(RunnerKind.EAGER, plan.num_tokens)
     group = plan.group
     rows = plan.num_tokens if group is None else max(group.rows)
     decode = fits_decode_graph(plan) if group is None else group.decode
@@ -66,6 +64,8 @@ def fits_decode_graph(plan: StepPlan) -> bool:
     logits are computed a slice at a time, outside of a graph."""
     if plan.tree_nodes:  # the rows of such a graph attend to all tokens in front of them
         return False
+    if plan.has_images:  # the graph takes the embeddings of its tokens
+        return False
     tokens = extra_reads = 0
     for chunk in plan.chunks:
         if chunk.logprob_tokens:
@@ -76,8 +76,11 @@ def fits_decode_graph(plan: StepPlan) -> bool:
 
 
 def fits_prefill_graph(plan: StepPlan) -> bool:
-    """Returns whether the step is one chunk without a cached prefix."""
-    return not plan.decode_slots and len(plan.chunks) == 1 and not plan.chunks[0].start
+    """Returns whether the step is one chunk of text without a cached prefix."""
+    if plan.decode_slots or len(plan.chunks) != 1:
+        return False
+    chunk = plan.chunks[0]
+    return not chunk.start and not chunk.images
 
 
 def smallest(sizes: Sequence[int], rows: int) -> int:

@@ -37,7 +37,7 @@ class EagerRunner:
             num_decodes=plan.num_decode_rows,
             attention=self.plan_attention(plan, rows),
             exchange=exchange,
-            embedded=[*self._forward.images.rows(len(plan.decode_slots), plan.chunks)],
+            embedded=self._forward.embedded(plan),
             window_cache_loc=self._forward.slots.window_cache_loc(rows),
         )
         return self._forward.run_layers(batch)._replace(batch=batch)

@@ -86,6 +86,10 @@ class ForwardPass:
             return None
         return Exchange(None, self.model.groups.exchange, plan.group.rows)
 
+    def embedded(self, plan: StepPlan) -> Sequence[tuple[int, Tensor]]:
+        """Returns `ForwardBatch.embedded` of the rows of `plan`."""
+        return [*self.images.rows(plan.num_decode_rows, plan.chunks)]
+
     def padded_exchange(self, out_cache_loc: Tensor) -> Exchange:
         """Returns the exchange of a graph, which has equally many rows on all DP ranks, here with `out_cache_loc` [T]."""
         group = self.model.groups.exchange

@@ -2,7 +2,8 @@
 
 All launches of a layer depend only on the number of rows, except for its attention, which depends on the lengths and the
 chunks as well. So the forward pass is captured for some numbers of rows, and each capture is cut where a layer calls its
-attention (`ForwardBatch.attend`). Attention does not run for padding.
+attention (`ForwardBatch.attend`). Attention does not run for padding. If the model takes images, another cut is behind
+the look-up of embeddings, where those of images replace some (`ForwardBatch.embed`).
 
 Without graphs a GPU waits for its host: about five hundred launches take longer than the work for a prompt of a thousand
 tokens. Steps that need no cut have `prefill_graph.py` and `decode_graph.py`.
@@ -40,16 +41,30 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """The look-up of embeddings, in front of the other graphs."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor  # [size, hidden_size], output of the graph
+
+
+@dataclass(frozen=True, slots=True)
 class PiecewiseGraph:
     """The captured graphs of one size, with a cut between each two."""
 
     looked_up: LookedUp  # [size] each, inputs of the graphs
+    embedding: Embedding | None  # None without images: the first of `graphs` looks them up
     graphs: list[torch.cuda.CUDAGraph]
     cuts: list[Cut]
     output: LayerOutput  # [size, hidden_size], output of the last graph
 
     def replay(
-        self, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
+        self,
+        *,
+        rows: int,
+        num_decodes: int,
+        attention: Sequence[StepAttention],
+        embedded: Sequence[tuple[int, Tensor]],
     ) -> LayerOutput:
         """Returns the output of the first `rows` rows of `looked_up`. The next replay of any piecewise graph overwrites
         the output."""
@@ -60,7 +75,11 @@ class PiecewiseGraph:
             inputs.out_cache_loc[:rows],
             num_decodes,
             attention,
+            embedded=embedded,
         )
+        if self.embedding is not None:
+            self.embedding.graph.replay()
+            batch.embed(self.embedding.rows)
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             own_rows = tuple(tensor[:rows] for tensor in cut.rows)
@@ -99,12 +118,20 @@ class PiecewiseRunner:
         torch.cuda.synchronize(self._forward.device)
         graphs: list[torch.cuda.CUDAGraph] = []
         cuts: list[Cut] = []
+        embeddings: list[Tensor] = []
+        takes_images = self._forward.model.vision is not None
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
             graphs[-1].capture_begin(pool=pool)
 
         class Cutting(ForwardBatch):
+            def embed(self, hidden_states: Tensor) -> None:
+                if takes_images:
+                    graphs[-1].capture_end()
+                    embeddings.append(alias(hidden_states))
+                    begin()
+
             def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
                 graphs[-1].capture_end()
                 cuts.append(Cut(attend, tuple(map(alias, rows)), cache, alias(out)))
@@ -117,7 +144,8 @@ class PiecewiseRunner:
             graphs[-1].capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         output = LayerOutput(alias(output.hidden_states), alias(output.residual))
-        return PiecewiseGraph(rows, graphs, cuts, output)
+        embedding = Embedding(graphs.pop(0), embeddings[0]) if takes_images else None
+        return PiecewiseGraph(rows, embedding, graphs, cuts, output)
 
     def _batch(self, kind: type[ForwardBatch], rows: LookedUp) -> ForwardBatch:
         return kind(
@@ -142,6 +170,7 @@ class PiecewiseRunner:
             rows=plan.num_tokens,
             num_decodes=plan.num_decode_rows,
             attention=self._eager.plan_attention(plan, rows),
+            embedded=self._forward.embedded(plan),
         )
 
 
