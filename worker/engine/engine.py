@@ -89,8 +89,8 @@ class Engine:
         self.attention = attention
         packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
-        self.runners = Runners(self.forward_pass, packer)
         all_rows = new_drafter is not None and new_drafter.reads_hidden_states
+        self.runners = Runners(self.forward_pass, packer, plans_rows=all_rows)
         self._head = Head(self.forward_pass, packer, all_rows=all_rows)
         self._copies = AsyncCopyBuffers(device)
         self.drafter: Drafter | None = None

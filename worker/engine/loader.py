@@ -265,8 +265,6 @@ def choose_graph_sizes(
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
     without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
-    # A layer that drafts needs the attention of the step
-    without_prefill = without_prefill or config.speculative_algorithm in ("NEXTN", "EAGLE")
     return GraphSizes(
         decode=config.decode_graph_sizes or decode_sizes(largest),
         piecewise=prompts,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
+from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import PROMPT_HEADER, InputPacker, PromptInputs
 from mla_router.worker.engine.runners.alias import alias
@@ -51,9 +51,13 @@ class PrefillGraph:
 class PrefillGraphRunner:
     """Implements `Runner` for steps of one prompt without a cached prefix."""
 
-    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+    def __init__(
+        self, forward_pass: ForwardPass, packer: InputPacker, *, plans_rows: bool = False
+    ) -> None:
+        """`plans_rows`: a drafter reads the batch of the rows."""
         self._forward = forward_pass
         self._packer = packer
+        self._plans_rows = plans_rows
         self._graphs: dict[int, PrefillGraph] = {}
 
     def capture(self, sizes: Sequence[int]) -> None:
@@ -109,5 +113,20 @@ class PrefillGraphRunner:
         return self._packer.pack_prompt(plan, rows)
 
     def run(self, plan: StepPlan, inputs: PromptInputs) -> LayerOutput:
-        del plan
-        return self._graphs[inputs.size].replay(inputs.prompt)
+        graph = self._graphs[inputs.size]
+        output = graph.replay(inputs.prompt)
+        if self._plans_rows:  # the device is busy with the graph meanwhile
+            return output._replace(batch=self._batch(plan.chunks[0], graph.inputs))
+        return output
+
+    def _batch(self, chunk: PrefillChunk, inputs: Tensor) -> ForwardBatch:
+        """Returns the rows of a prompt in the `inputs` of a graph, without padding, for kernels outside of the graph."""
+        forward, rows = self._forward, len(chunk.tokens)
+        extent = ChunkExtent(chunk.slot, 0, rows)
+        return ForwardBatch(
+            tokens=inputs[PROMPT_HEADER : PROMPT_HEADER + rows],
+            positions=torch.arange(rows, device=forward.device),
+            out_cache_loc=forward.slots.prompt_out_cache_loc(inputs[:PROMPT_HEADER], rows),
+            num_decodes=0,
+            attention=forward.attention.plan(forward.layout([extent])),
+        )

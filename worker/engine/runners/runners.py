@@ -46,12 +46,15 @@ class Runner(Protocol[I]):
 class Runners:
     """The runners by kind, and the sizes of their captured graphs."""
 
-    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+    def __init__(
+        self, forward_pass: ForwardPass, packer: InputPacker, *, plans_rows: bool = False
+    ) -> None:
+        """`plans_rows`: a drafter reads the batches of the steps."""
         eager = EagerRunner(forward_pass, packer)
         self.decode_graph = DecodeGraphRunner(forward_pass, packer)
         queries = forward_pass.capacity.rows_per_decode
         self.verify_graph = DecodeGraphRunner(forward_pass, packer, queries)
-        self.prefill_graph = PrefillGraphRunner(forward_pass, packer)
+        self.prefill_graph = PrefillGraphRunner(forward_pass, packer, plans_rows=plans_rows)
         self.piecewise = PiecewiseRunner(forward_pass, eager)
         self.sizes = GraphSizes()  # of the captured graphs
         self._by_kind: dict[RunnerKind, Runner[Any]] = {
