@@ -47,13 +47,13 @@ PORT_STEP = 5  # the workers of a launcher use the ports from its base port on
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], what: str) -> T:
-    """Returns the first true value of `condition`, which is called every 50 ms."""
+def wait_until(condition: Callable[[], T | None], what: str, every_s: float = 0.05) -> T:
+    """Returns the first true value of `condition`, which is called every `every_s` seconds."""
     deadline = time.monotonic() + EVENT_TIMEOUT_S
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {EVENT_TIMEOUT_S:g} s")
-        time.sleep(0.05)
+        time.sleep(every_s)
     return value
 
 
@@ -156,7 +156,8 @@ class Running:
                 raise RuntimeError(f"exited with {self.process.returncode} before it was ready")
             return status_of(self.url + path) == 200
 
-        wait_until(ready, f"{self.url}{path} answers 200")
+        # A start takes seconds; a question costs 6 ms of CPU time.
+        wait_until(ready, f"{self.url}{path} answers 200", every_s=0.25)
 
     def stop(self) -> None:
         """Ends the whole tree: by SIGINT, then by SIGKILL."""
