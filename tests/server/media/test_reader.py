@@ -16,7 +16,6 @@ from PIL import Image
 from mla_router.worker.core import ImageFormat, ImageKind
 from mla_router.worker.messages import Image as Tiles
 from mla_router.worker.server.errors import InvalidField
-from mla_router.worker.server.media import reader as module
 from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.media.source import Kind, Source
 from support.tiny_llava import VOCAB_SIZE, write_tiny_llava
@@ -85,12 +84,15 @@ def test_no_url_is_fetched_by_default(reader: MediaReader, url: str) -> None:
         read(reader, Source(url, "image_data[0]"))
 
 
-def test_the_pixels_of_all_images(reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pixels_of_all_images(reader: MediaReader) -> None:
     """Three images of 3,000 pixels are more than 8,000. The last one is refused."""
-    monkeypatch.setattr(module, "MAX_OF_ALL", 8_000)
-    assert len(read(reader, source(11), source(12))) == 2
+
+    def read_within(*sources: Source) -> list[Tiles]:
+        return asyncio.run(reader.read(sources, context_length=2048, room=8_000))
+
+    assert len(read_within(source(11), source(12))) == 2
     with pytest.raises(InvalidField, match="the images of a request have more than"):
-        read(reader, source(21), source(22), source(23))
+        read_within(source(21), source(22), source(23))
 
 
 def test_the_number_of_videos(reader: MediaReader) -> None:

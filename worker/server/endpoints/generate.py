@@ -16,7 +16,8 @@ from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
-from mla_router.worker.server.media.reader import MAX_VIDEOS
+from mla_router.worker.server.media.decode import MAX_OF_ALL
+from mla_router.worker.server.media.reader import MAX_VIDEOS, pixels_of
 from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.requests.handler import RequestHandler
@@ -160,10 +161,13 @@ async def _with_media(
     if isinstance(body.video_data, list) and _count(body.video_data) > MAX_VIDEOS:
         raise InvalidField("video_data", f"more than {MAX_VIDEOS} videos")
     kinds = [_sources(data, kind, len(prompts)) for kind, data in given.items()]
-    expanded, images = [], []
+    expanded, images, room = [], [], MAX_OF_ALL
     for prompt, of_kinds in zip(prompts, zip(*kinds, strict=True), strict=True):
         sources = list(itertools.chain.from_iterable(of_kinds))
-        read = await service.media.read(sources, context_length=service.limits.context_length)
+        read = await service.media.read(
+            sources, context_length=service.limits.context_length, room=room
+        )
+        room -= pixels_of(read)
         tokens, placed = service.media.place(prompt, sources, read, FIELDS)
         expanded.append(tokens)
         images.append(placed)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from mla_router.worker.core import ImageFormat
+from mla_router.worker.core import ImageFormat, ImageKind
 from mla_router.worker.messages import Image, PlacedImage
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media.decode import MAX_OF_ALL, decode_image
@@ -48,8 +48,11 @@ class MediaReader:
         except OSError:
             self._unusable = "the model's folder has no preprocessor_config.json"
 
-    async def read(self, sources: Sequence[Source], *, context_length: int) -> list[Image]:
-        """Returns the images of a request in order. Raises InvalidField, which names the field of the image."""
+    async def read(
+        self, sources: Sequence[Source], *, context_length: int, room: int = MAX_OF_ALL
+    ) -> list[Image]:
+        """Returns the images of a prompt in order. `room`: pixels that the images of the request may still have. Raises
+        InvalidField, which names the field of the image."""
         if not sources:
             return []
         if self._unusable:
@@ -66,11 +69,9 @@ class MediaReader:
             )
         alone = sum(source.kind == "image" for source in sources) == 1
         images: list[Image] = []
-        room = MAX_OF_ALL
         for source in sources:
             images.append(await self._read(source, alone, room))
-            if source.kind == "image":
-                room -= images[-1].info.width * images[-1].info.height
+            room -= pixels_of(images[-1:])
         return images
 
     async def _read(self, source: Source, alone: bool, room: int) -> Image:
@@ -139,6 +140,12 @@ class MediaReader:
             placed.append(PlacedImage(image, len(tokens)))
             tokens += [token] * image.info.num_tokens
         return tokens, placed
+
+
+def pixels_of(images: Sequence[Image]) -> int:
+    """Returns the number of pixels of `images`, without videos."""
+    infos = (image.info for image in images)
+    return sum(info.width * info.height for info in infos if info.kind is not ImageKind.VIDEO)
 
 
 class _Cache:
