@@ -170,6 +170,8 @@ class GroupStep:
 
     rows: tuple[int, ...]  # `StepPlan.num_tokens` of each DP rank; 0: the rank is idle
     decode: bool  # whether the step of each rank fits a decode graph (`engine/runners/choose.py`)
+    makes_drafts: bool = False  # whether the step of any rank makes drafts
+    draft_slots: int = 0  # most `StepPlan.draft_slots` of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,16 @@ class StepPlan:
     @property
     def num_decode_rows(self) -> int:
         return len(self.decode_slots) * self.rows_per_decode
+
+    @property
+    def draft_slots(self) -> int:
+        """Slots for which the step makes drafts: the sampled ones, or none."""
+        return len(self.draft_bounds) if any(self.draft_bounds) else 0
+
+    @property
+    def runs_drafter(self) -> bool:
+        """Whether the step of this DP rank or of another one makes drafts. All take part: a draft layer may have experts."""
+        return self.makes_drafts or (self.group is not None and self.group.makes_drafts)
 
     @property
     def has_images(self) -> bool:

@@ -182,6 +182,19 @@ def test_200_random_requests(small_worker: str, policy: str) -> None:
         wait_until(lambda: not any(map(running, processes.workers(server.url))), "all have ended")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_drafts_change_no_answer(small_worker: str, drafts: int) -> None:
+    """Of two DP ranks with two ranks each, whose steps are of prompts, of drafts, or idle."""
+    nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
+    flags = DP_2 | {"tp_size": 4, "ep_size": 4} | nextn
+    with processes.server(dp_size=2, router_policy="round_robin", **flags) as server:
+        compare(server.url, small_worker, seed=8, count=60)
+        for one in processes.workers(server.url):
+            stats = processes.get_json(one["url"] + "/get_server_info")["scheduler"]
+            assert stats["accepted_tokens"] > 0, stats
+
+
 def running(worker: dict[str, Any]) -> int:
     stats = processes.get_json(worker["url"] + "/get_server_info")["scheduler"]
     return int(stats["running"] + stats["waiting"])

@@ -6,6 +6,7 @@ chunks, with cached prefixes, decode rows and both together, with random samplin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from support.dp_engine import Case, Division, Outcome, together
 from support.ranks import ranks
 from support.served_steps import CAPACITY, assert_same, numbers, served
 from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_mtp import write_tiny_mtp
 
 
 def compare(folder: Path, division: Division, case: Case, seed: int, count: int) -> list[Outcome]:
     """Asserts that each DP rank has the results of an engine for itself. Returns what each rank has seen."""
-    alone = [served(folder, seed=seed + i, count=count) for i in range(division.dp_size)]
+    alone = [
+        served(folder, seed=seed + i, count=count, capacity=case.capacity)
+        for i in range(division.dp_size)
+    ]
     steps = together([engine.steps for engine in alone], seed)
     processes = ranks(division.size)
     assert any(numbers(engine.results()) for engine in alone)
@@ -58,6 +63,31 @@ def test_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
     case = Case(tmp_path, CAPACITY, decode_sizes=(2, 4, 8, 16), piecewise_sizes=(8, 24, 40))
     seen = compare(tmp_path, division, case, seed=7, count=6)
     assert all(outcome.idle_rows and outcome.piecewise_steps for outcome in seen)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "division", "graphs"),
+    [
+        (1, Division(2, 2), False),
+        (3, Division(2, 2, expert_parts=2), True),
+        pytest.param(1, Division(2, 2), True, marks=pytest.mark.slow),
+        pytest.param(2, Division(4, 2, expert_parts=4), False, marks=pytest.mark.slow),
+        pytest.param(2, Division(4, 2, expert_parts=4), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_drafts_of_the_own_layer(
+    tmp_path: Path, drafts: int, division: Division, graphs: bool
+) -> None:
+    """Its experts take the rows of all DP ranks, whether they have drafts or not."""
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    capacity = replace(CAPACITY, tokens_per_row=1 + drafts)
+    case = Case(tmp_path, capacity)
+    if graphs:
+        verify = [size * (1 + drafts) for size in (1, 2, 4, 8)]
+        case = Case(tmp_path, capacity, sorted({2, 4, 8, 16, *verify}), verify, (24, 40))
+    seen = compare(tmp_path, division, case, seed=5, count=5)
+    assert any(len(some) > 1 for outcome in seen for r in outcome.results for some in r.tokens)
 
 
 def test_the_first_steps_of_engines_need_no_agreement(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from support.fake_graphs import fake_decode_graphs
 from support.fake_piecewise import fake_piecewise_graphs
 from support.rank_engine import CPU, Step, engine_of_rank
 
+DRAFT_SIZES = 2, 4, 8  # slots for which drafters have graphs
 IDLE = Step(StepPlan((), (), (), (), ()), None)
 
 
@@ -39,6 +40,7 @@ class Case(NamedTuple):
     folder: Path
     capacity: Capacity
     decode_sizes: Sequence[int] = ()  # of decode graphs
+    verify_sizes: Sequence[int] = ()
     piecewise_sizes: Sequence[int] = ()
 
 
@@ -69,6 +71,8 @@ def together(of_ranks: Sequence[Sequence[Step]], seed: int) -> list[list[Step]]:
         group = GroupStep(
             tuple(step.plan.num_tokens for step in steps),
             all(fits_decode_graph(step.plan) for step in steps),
+            any(step.plan.makes_drafts for step in steps),
+            max(step.plan.draft_slots for step in steps),
         )
         for own, step in zip(joined, steps, strict=True):
             own.append(step._replace(plan=replace(step.plan, group=group)))
@@ -103,7 +107,13 @@ def repeat(
             routed += int((of_idle >= 0).sum())
 
     if case.decode_sizes:
-        fake_decode_graphs(engine, case.decode_sizes, pytest.MonkeyPatch())
+        fake_decode_graphs(
+            engine,
+            case.decode_sizes,
+            pytest.MonkeyPatch(),
+            case.verify_sizes,
+            case.verify_sizes and DRAFT_SIZES,
+        )
     piecewise = fake_piecewise_graphs(engine, case.piecewise_sizes)
     for module in engine.model.modules():
         if isinstance(module, Gate):

@@ -7,27 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners import decode_graph
-from mla_router.worker.engine.runners.decode_graph import DecodeGraph, DecodeGraphRunner
-from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
+from mla_router.worker.engine.runners.outputs import HeadOutput
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.engine.speculation import extension, slot_drafts
 
 
 class FakeGraph:
-    """Calls `decode` again at each replay."""
+    """Calls `run` again at each replay."""
 
-    def __init__(self, decode: Decode, rows: LookedUp) -> None:
-        self._decode, self._rows = decode, rows
-        self.output = decode(rows)
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self.output = run()
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        for kept, new in zip(self.output, self._decode(self._rows), strict=True):
-            kept.copy_(new)
+        new = self._run()
+        if isinstance(self.output, Tensor):
+            self.output.copy_(new)
+        elif self.output is not None:
+            for kept, replayed in zip(self.output, new, strict=True):
+                kept.copy_(replayed)
 
 
 def fake_capture_sizes(
@@ -39,19 +43,29 @@ def fake_capture_sizes(
 
 
 def fake_decode_graphs(
-    engine: Engine, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    sizes: Sequence[int],
+    monkeypatch: pytest.MonkeyPatch,
+    verify: Sequence[int] = (),
+    drafts: Sequence[int] = (),
 ) -> list[FakeGraph]:
-    """Gives `engine`, on the CPU, fake decode graphs of `sizes`, and returns them."""
+    """Gives `engine`, on the CPU, fake graphs: decode graphs of `sizes`, which it returns, those of steps that verify drafts,
+    and the drafter's."""
     graphs: list[FakeGraph] = []
 
-    def capture(_: DecodeGraphRunner, decode: Decode, size: int, pool: object) -> DecodeGraph:
-        del pool
-        looked_up = engine.slots.idle_rows(size)
-        graphs.append(FakeGraph(decode, looked_up))
-        return DecodeGraph(graphs[-1], looked_up, HeadOutput(*graphs[-1].output))  # type: ignore[arg-type]
+    def capture(
+        run: Callable[[], Any], pool: object, device: torch.device
+    ) -> tuple[FakeGraph, Any]:
+        del pool, device
+        graph = FakeGraph(run)
+        if isinstance(graph.output, HeadOutput):
+            graphs.append(graph)
+        return graph, graph.output
 
     with monkeypatch.context() as patch:
-        patch.setattr(decode_graph, "capture_sizes", fake_capture_sizes)
-        patch.setattr(DecodeGraphRunner, "capture_size", capture)
-        engine.capture_graphs(GraphSizes(decode=sizes))
+        for module in (decode_graph, extension, slot_drafts):
+            patch.setattr(module, "capture_sizes", fake_capture_sizes)
+            patch.setattr(module, "capture", capture)
+            patch.setattr(module, "alias", lambda tensor: tensor, raising=False)
+        engine.capture_graphs(GraphSizes(decode=sizes, verify=verify, drafts=drafts))
     return graphs

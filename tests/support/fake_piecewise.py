@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
-from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
+from mla_router.worker.model.exchange import Exchange
 
 
 class FakePiecewise:
@@ -31,12 +32,18 @@ class FakePiecewise:
         num_decodes: int,
         attention: Sequence[StepAttention],
         embedded: Sequence[tuple[int, Tensor]],
+        exchange: Exchange | None,
     ) -> LayerOutput:
         self.replays += 1
         self.with_images += bool(embedded)
         inputs = self.looked_up
         of_step = ForwardBatch(
-            inputs.tokens, inputs.positions, inputs.out_cache_loc, num_decodes, attention
+            inputs.tokens[:rows],
+            inputs.positions[:rows],
+            inputs.out_cache_loc[:rows],
+            num_decodes,
+            attention,
+            exchange,
         )
 
         class Padded(ForwardBatch):
@@ -55,7 +62,7 @@ class FakePiecewise:
                 embedded,
             )
         )
-        return LayerOutput(output.hidden_states[:rows], output.residual[:rows])
+        return LayerOutput(output.hidden_states[:rows], output.residual[:rows], of_step)
 
 
 def fake_piecewise_graphs(engine: Engine, sizes: Sequence[int]) -> list[FakePiecewise]:
@@ -63,5 +70,5 @@ def fake_piecewise_graphs(engine: Engine, sizes: Sequence[int]) -> list[FakePiec
     graphs = {size: FakePiecewise(engine.forward_pass, size) for size in sizes}
     runners = engine.runners
     runners.piecewise._graphs = graphs  # type: ignore[assignment]
-    runners.sizes = GraphSizes(decode=runners.sizes.decode, piecewise=sizes)
+    runners.sizes = replace(runners.sizes, piecewise=sizes)
     return list(graphs.values())

@@ -147,7 +147,8 @@ class Engine:
         group = self.model.groups.exchange
         if plan.group is None and group.size > 1:
             rows = (plan.num_tokens,) * group.size
-            plan = replace(plan, group=GroupStep(rows, fits_decode_graph(plan)))
+            drafts = plan.makes_drafts, plan.draft_slots
+            plan = replace(plan, group=GroupStep(rows, fits_decode_graph(plan), *drafts))
         if plan.group is not None:
             rows = plan.group.rows
             assert len(rows) == group.size, f"{rows=}, {group.size} DP ranks"
@@ -174,7 +175,7 @@ class Engine:
         )
         drafter = self.drafter
         if drafter is not None and (
-            plan.makes_drafts or plan.tree_nodes or drafter.follows_all_steps
+            plan.runs_drafter or plan.tree_nodes or drafter.follows_all_steps
         ):
             of_rows = slots.last_token[forward.slots] if sampled.tokens is None else sampled.tokens
             drafter.draft(

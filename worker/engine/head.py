@@ -10,6 +10,7 @@ from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
+from mla_router.worker.model.exchange import NO_EXCHANGE, Exchange
 
 
 class Head:
@@ -30,11 +31,14 @@ class Head:
         them."""
         wanted = self._packer.pack_outputs(plan)
         num_sampled = len(wanted.rows) - len(wanted.logprob_tokens)
-        if self._all_rows:
-            of_all = self._model.model.finish(output.hidden_states, output.residual)
+        exchange = self._forward.exchange(plan)
+        if self._all_rows or exchange is not None:
+            of_all = self._finish(output, exchange)
             hidden_states = of_all.index_select(0, wanted.rows)
         else:
-            of_all = hidden_states = self._finish(plan, output, wanted.rows)
+            of_all = hidden_states = self._model.model.finish(
+                output.hidden_states, output.residual, wanted.rows
+            )
         prompt_logprobs = None
         if len(wanted.logprob_tokens):
             runs = [
@@ -54,12 +58,8 @@ class Head:
             output.batch,
         )
 
-    def _finish(self, plan: StepPlan, output: LayerOutput, rows: Tensor) -> Tensor:
-        """Returns the final hidden states of `rows` [R] int64. With other DP ranks, whose experts need to know the number
-        of rows, all rows are computed."""
-        finish, exchange = self._model.model.finish, self._forward.exchange(plan)
-        if exchange is None:
-            return finish(output.hidden_states, output.residual, rows)
-        return finish(output.hidden_states, output.residual, exchange=exchange).index_select(
-            0, rows
+    def _finish(self, output: LayerOutput, exchange: Exchange | None) -> Tensor:
+        """Returns the final hidden states of all rows. Other DP ranks' experts need to know their number."""
+        return self._model.model.finish(
+            output.hidden_states, output.residual, exchange=exchange or NO_EXCHANGE
         )

@@ -258,19 +258,24 @@ def choose_graph_sizes(
         return GraphSizes()
     # A decode graph may have rows of a full batch and of the tokens of chunks.
     largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_INPUT_TOKENS)
+    decode = config.decode_graph_sizes or decode_sizes(largest)
     batches: list[int] = []  # with drafts
     if config.num_drafts:
         most = min(config.speculative_max_bs, config.max_running_requests)
         batches = config.decode_graph_sizes or decode_sizes(most)
+    verify = [config.rows_per_decode * size for size in batches]
+    if verify and groups.exchange.size > 1:
+        # DP ranks that verify drafts run beside others, in graphs of one size
+        decode = sorted({*decode, *verify})
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
     without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
     return GraphSizes(
-        decode=config.decode_graph_sizes or decode_sizes(largest),
+        decode=decode,
         piecewise=prompts,
         prefill=() if without_prefill else prompts,
         compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
-        verify=[config.rows_per_decode * size for size in batches],
+        verify=verify,
         drafts=batches,
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.exchange import NO_EXCHANGE
+from mla_router.worker.model.exchange import NO_EXCHANGE, Exchange
 from mla_router.worker.model.layers import MLP, RMSNorm
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.llama import GroupedQueryAttention
@@ -49,6 +49,10 @@ class EagleHead(nn.Module):
         joined = self.fc(torch.cat((embedded, hidden_states), dim=-1))
         out: Tensor = self.layers[0](joined, self.rotations[batch.positions], batch, caches[0])
         return out
+
+    def serve(self, exchange: Exchange) -> None:
+        """Does nothing: the head has no experts, and computes its own rows alone."""
+        del exchange
 
 
 class EagleLayer(nn.Module):

@@ -20,6 +20,7 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
 from mla_router.worker.model.deepseek import feed_forward, latent_attention
+from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear
 
@@ -68,6 +69,10 @@ class MultiTokenPrediction(nn.Module):
         rotations = self.rotations[batch.positions]
         return self.depths[depth].draft(hidden_states, embedded, rotations, batch, caches[depth])
 
+    def serve(self, exchange: Exchange) -> None:
+        """Does the part of a DP rank without rows in `forward` of the first layer."""
+        self.depths[0].mlp.serve(exchange)
+
 
 class NextNLayer(DecoderLayer):
     """A layer like the model's, behind a projection that joins its two inputs."""
@@ -91,7 +96,9 @@ class NextNLayer(DecoderLayer):
         # The paper has the hidden state first, the checkpoints the embedding.
         both = torch.cat((self.enorm(embedded), self.hnorm(hidden_states)), dim=-1)
         hidden_states, residual = self.attend(self.eh_proj(both), None, rotations, batch, cache)
-        return self.finish(hidden_states, residual, self.shared_head.norm)
+        return self.finish(
+            hidden_states, residual, self.shared_head.norm, exchange=batch.feed_forward_rows
+        )
 
 
 class SharedHead(nn.Module):

@@ -20,8 +20,8 @@ from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.scheduler.step import Step
 
-# Turn, DP rank, rows, predicted seconds, fits a decode graph, has prompt tokens
-_SIZE = struct.Struct("<QIId??")
+# Turn, DP rank, rows, predicted seconds, fits a decode graph, has prompt tokens, makes drafts, slots with drafts
+_SIZE = struct.Struct("<QIId???I")
 _LEAVES = struct.Struct("<I")  # DP rank
 WAIT_S = 1.0
 
@@ -71,6 +71,8 @@ class _Size(NamedTuple):
     seconds: float = 0.0
     decode: bool = True
     has_prompts: bool = False
+    makes_drafts: bool = False
+    draft_slots: int = 0
 
 
 class Lockstep:
@@ -101,7 +103,12 @@ class Lockstep:
         self._has_step = any(rows)
         if not self._has_step:
             return None
-        group = GroupStep(rows, all(size.decode for size in sizes))
+        group = GroupStep(
+            rows,
+            all(size.decode for size in sizes),
+            any(size.makes_drafts for size in sizes),
+            max(size.draft_slots for size in sizes),
+        )
         longest = max(size.seconds for size in sizes)
         if own is None:
             idle = Step(StepPlan((), (), (), (), (), group), [], [], predicted_s=longest)
@@ -131,8 +138,14 @@ class Lockstep:
         if own is None:
             return size
         plan = own.plan
-        decode, prompts = fits_decode_graph(plan), bool(plan.chunks)
-        return _Size(*size[:2], plan.num_tokens, own.predicted_s, decode, prompts)
+        return size._replace(
+            rows=plan.num_tokens,
+            seconds=own.predicted_s,
+            decode=fits_decode_graph(plan),
+            has_prompts=bool(plan.chunks),
+            makes_drafts=plan.makes_drafts,
+            draft_slots=plan.draft_slots,
+        )
 
     def _agree(self, own: _Size) -> list[_Size]:
         """Returns the sizes of all DP ranks in this turn, and begins the next turn."""

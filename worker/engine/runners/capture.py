@@ -36,3 +36,15 @@ def capture_sizes(
         (free - torch.cuda.mem_get_info(device)[0]) / 1e6,
     )
     return graphs
+
+
+def capture(
+    run: Callable[[], G], pool: Any, device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, G]:
+    """Returns the graph of `run`, and the result that a replay overwrites."""
+    run()  # compiles kernels and sets up libraries, which a capture does not permit
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    return graph, result

@@ -40,15 +40,19 @@ class RunnerChoice(NamedTuple):
 
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs. With a
-    group, all its ranks get the same runner, and graphs have the size for the rank with the most rows."""
+    group, all its ranks get the same runner, or graphs of decode rows with and without drafts. Graphs have the size for the
+    rank with the most rows."""
     group = plan.group
     rows = plan.num_tokens if group is None else max(group.rows)
     decode = fits_decode_graph(plan) if group is None else group.decode
-    if plan.num_drafts and not plan.chunks and (size := smallest(sizes.verify, rows)):
+    verifies = plan.num_drafts and not plan.chunks
+    if group is None and verifies and (size := smallest(sizes.verify, rows)):
         return RunnerChoice(RunnerKind.VERIFY_GRAPH, size)
     # Before prefill graphs, because few rows are faster as decode rows than in prefill attention
     if rows and decode and (size := smallest(sizes.decode, rows)):
-        return RunnerChoice(RunnerKind.DECODE_GRAPH, size)
+        # Graphs of one size exchange equally many rows, so ranks with and without drafts run together
+        of_rank = verifies and size in sizes.verify
+        return RunnerChoice(RunnerKind.VERIFY_GRAPH if of_rank else RunnerKind.DECODE_GRAPH, size)
     # The other ranks of a group have other chunks
     if group is None and fits_prefill_graph(plan) and (size := smallest(sizes.prefill, rows)):
         return RunnerChoice(RunnerKind.PREFILL_GRAPH, size)

@@ -19,7 +19,7 @@ from torch import Tensor
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import DecodeInputs, InputPacker
 from mla_router.worker.engine.runners.alias import alias
-from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.compiled_decode import CompiledDecode
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
@@ -78,12 +78,7 @@ class DecodeGraphRunner:
         slots = self._forward.slots
         looked_up = slots.idle_rows(size)
         self._forward.prepare_decode((slots.idle_slot,) * size, (1,) * size)
-        # The first call compiles kernels and sets up libraries, which a capture does not permit
-        decode(looked_up)
-        torch.cuda.synchronize(self._forward.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            output = decode(looked_up)
+        graph, output = capture(partial(decode, looked_up), pool, self._forward.device)
         return DecodeGraph(graph, looked_up, HeadOutput(*map(alias, output)), self._queries)
 
     def pack(self, plan: StepPlan, rows: int) -> DecodeInputs:

@@ -28,6 +28,7 @@ from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
+from mla_router.worker.model.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,10 @@ class PiecewiseGraph:
         num_decodes: int,
         attention: Sequence[StepAttention],
         embedded: Sequence[tuple[int, Tensor]],
+        exchange: Exchange | None,
     ) -> LayerOutput:
-        """Returns the output of the first `rows` rows of `looked_up`. The next replay of any piecewise graph overwrites
-        the output."""
+        """Returns the output of the first `rows` rows of `looked_up`. `exchange`: of these rows behind the graphs. The next
+        replay of any piecewise graph overwrites the output."""
         inputs = self.looked_up
         batch = ForwardBatch(
             inputs.tokens[:rows],
@@ -75,6 +77,7 @@ class PiecewiseGraph:
             inputs.out_cache_loc[:rows],
             num_decodes,
             attention,
+            exchange,
             embedded=embedded,
         )
         if self.embedding is not None:
@@ -171,6 +174,7 @@ class PiecewiseRunner:
             num_decodes=plan.num_decode_rows,
             attention=self._eager.plan_attention(plan, rows),
             embedded=self._forward.embedded(plan),
+            exchange=self._forward.exchange(plan),
         )
 
 

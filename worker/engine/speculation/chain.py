@@ -68,8 +68,10 @@ class Chain:
         del requests  # it reads their tokens in the rows of their steps
 
     def draft(self, step: DraftStep) -> None:
-        hidden_states = self._extend(step)
-        if any(step.plan.draft_bounds):
+        hidden_states, group = self._extend(step), step.plan.group
+        # Other DP ranks need this one for the experts of the rows behind the first draft
+        is_needed = group is not None and group.draft_slots and self._num_drafts > 1
+        if step.plan.draft_slots or is_needed:
             self._draft_slots(step, hidden_states)
 
     def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.engine.runners.alias import alias
-from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.exchange import Exchange
 
 
 class DraftLayer(Protocol):
@@ -34,6 +35,10 @@ class DraftLayer(Protocol):
         self, batch: ForwardBatch, hidden_states: Tensor, embedded: Tensor, caches: Sequence[Tensor]
     ) -> Tensor:
         """Returns what `MultiTokenPrediction.forward` returns for the first layer."""
+        ...
+
+    def serve(self, exchange: Exchange) -> None:
+        """Does the part of a DP rank without rows in the `exchange` of a step."""
         ...
 
 
@@ -64,6 +69,11 @@ class Extension:
             _write_following(step, step.source.looked_up.tokens, graph.following)
             graph.graph.replay()
             return graph.hidden_states
+        if not step.plan.num_tokens:
+            exchange = self._forward.exchange(step.plan)
+            assert exchange is not None, f"a step without rows: {step.plan}"
+            self._layer.serve(exchange)
+            return step.hidden_states
         batch = step.source
         assert batch is not None, f"rows that are not known: {step.plan}"
         following = torch.empty_like(batch.tokens)
@@ -99,11 +109,7 @@ class Extension:
             batch = self._forward.decode_batch(source.looked_up, source.queries)
             return self.run(batch, source.output.hidden_states, following)
 
-        extend()  # compiles kernels and sets up libraries, which a capture does not permit
-        torch.cuda.synchronize(self._forward.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            extended = extend()
+        graph, extended = capture(extend, pool, self._forward.device)
         return ExtendGraph(graph, following, alias(extended))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.choose import smallest
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep
@@ -55,19 +56,23 @@ class SlotDrafts:
         self._sizes: Sequence[int] = ()  # of them, ascending
 
     def __call__(self, step: DraftStep, hidden_states: Tensor) -> None:
-        """Drafts for the slots of a step, of which one or more take drafts, from `hidden_states` [T, hidden_size]."""
-        plan, count = step.plan, len(step.slots)
-        size = smallest(self._sizes, count) or count
+        """Drafts for the slots of a step, if one or more take drafts, from `hidden_states` [T, hidden_size]. All DP ranks
+        draft for as many slots as the one with the most: others are idle."""
+        plan, count = step.plan, step.plan.draft_slots
+        most = count if plan.group is None else plan.group.draft_slots
+        size = smallest(self._sizes, most) or most
         spare = size - count
-        slots = [*plan.sampled_slots, *[self._forward.slots.idle_slot] * spare]
-        (numbers,) = self._upload.integers("q", [*slots, *plan.draft_bounds, *[0] * spare])
-        slots_and_bounds = numbers.view(2, size)
+        slots = [*plan.sampled_slots[:count], *[self._forward.slots.idle_slot] * spare]
+        bounds = [*plan.draft_bounds[:count], *[0] * spare]
+        (numbers,) = self._upload.integers("q", [*slots, *bounds])
+        slots_and_bounds, rows = numbers.view(2, size), step.last_rows[:count]
         if size in self._graphs:
-            self._graphs[size].replay(slots_and_bounds, hidden_states, step.last_rows)
+            self._graphs[size].replay(slots_and_bounds, hidden_states, rows)
         else:
-            last = hidden_states.index_select(0, step.last_rows)
+            last = hidden_states.new_zeros(size, hidden_states.shape[1])
+            torch.index_select(hidden_states, 0, rows, out=last[:count])
             ends = (chunk.start + len(chunk.tokens) for chunk in plan.chunks)
-            longest = max((*plan.decode_bounds, *ends)) + self._ahead
+            longest = max((*plan.decode_bounds, *ends), default=1) + self._ahead
             self._write(slots_and_bounds, last, min(longest, self._forward.capacity.longest_row))
 
     def capture(self, sizes: Sequence[int]) -> None:
@@ -89,9 +94,5 @@ class SlotDrafts:
         like = self._forward.model.head.values
         width = self._forward.model.config.hidden_size
         states = torch.zeros(size, width, dtype=like.dtype, device=device)
-        self._write(slots_and_bounds, states, None)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._write(slots_and_bounds, states, None)
+        graph, _ = capture(partial(self._write, slots_and_bounds, states, None), pool, device)
         return SlotGraph(graph, slots_and_bounds, states)
