@@ -1,6 +1,6 @@
 //! Reads the number of prompt tokens, and of cached prompt tokens, from an answer.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 
 use crate::{
     correct::Usage,
@@ -22,7 +22,7 @@ pub struct Reader {
 impl Reader {
     /// Starts with the head of the response.
     pub fn new(job: &Job, headers: &HeaderMap, guard: &mut LoadGuard) -> Self {
-        let number = |name| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
+        let number = |name: HeaderName| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
         if let Some(requests) = number(REQUESTS) {
             guard.replica().record_reported_requests(u32::try_from(requests).unwrap_or(u32::MAX));
         }

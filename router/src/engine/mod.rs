@@ -26,14 +26,16 @@ pub(crate) mod transcript;
 pub(crate) mod usage;
 mod vllm;
 
+use http::HeaderName;
+
 pub use info::{Runtime, WorkerInfo};
 pub use load::EngineLoad;
 
 /// Response header of this project's workers, sent when the prompt is computed: number of prompt tokens.
-pub const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
+pub const PROMPT_TOKENS: HeaderName = HeaderName::from_static("x-mla-prompt-tokens");
 
 /// Response header, sent with [`PROMPT_TOKENS`]: number of prompt tokens that were cached.
-pub const CACHED_TOKENS: &str = "x-mla-cached-tokens";
+pub const CACHED_TOKENS: HeaderName = HeaderName::from_static("x-mla-cached-tokens");
 
 /// Response header: number of requests on the worker, of all routers together.
-pub const REQUESTS: &str = "x-mla-requests";
+pub const REQUESTS: HeaderName = HeaderName::from_static("x-mla-requests");

@@ -54,7 +54,7 @@ impl Replica {
     pub fn reserve(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> LoadGuard {
         let mut guard = self.reserve_light(pending_tokens, reason);
         guard.is_work = true;
-        guard.on_trial = self.backend.breaker.enter(Instant::now());
+        guard.on_trial = self.backend.breaker.enter(guard.reserved_at);
         guard
     }
 

@@ -16,6 +16,11 @@ pub(super) const MAX_NAME: usize = 20;
 pub(super) struct Text<'a>(&'a [u8]);
 
 impl<'a> Text<'a> {
+    /// The text of `value`, which [`Cursor::value`] has read. `None` if it is not a string.
+    pub(super) fn of(value: &'a [u8]) -> Option<Self> {
+        Some(Self(value.strip_prefix(b"\"")?.strip_suffix(b"\"")?))
+    }
+
     /// Passes the decoded bytes to `sink`, in as few pieces as the escapes allow.
     pub(super) fn decode(self, mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
         let mut rest = self.0;

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub use blocks::BLOCK_BYTES;
 use blocks::Blocks;
-use json::Cursor;
+use json::{Cursor, Text};
 use prompt::Kind;
 
 use crate::names::ModelName;
@@ -215,11 +215,11 @@ pub fn session_of(name: &[u8]) -> Option<u64> {
 
 /// The session of the field `user`. The same name in the header gives the same session.
 fn session_of_user(user: &[u8]) -> Option<u64> {
-    if user[0] != b'"' {
+    let Some(text) = Text::of(user) else {
         return session_of(user);
-    }
+    };
     let mut name = Vec::new();
-    Cursor::new(user).string().ok()?.decode(|bytes| name.extend_from_slice(bytes)).ok()?;
+    text.decode(|bytes| name.extend_from_slice(bytes)).ok()?;
     session_of(&name)
 }
 

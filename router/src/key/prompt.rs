@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{
     KeyError,
     blocks::Blocks,
-    json::{Cursor, canonical},
+    json::{Cursor, Text, canonical},
 };
 
 /// The name of a body field, for errors.
@@ -225,7 +225,8 @@ pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyEr
 
 /// Pushes the decoded text of a string.
 pub(super) fn text(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
-    opening(value, b'"', field)?.string()?.decode(|bytes| blocks.push(bytes))
+    let text = Text::of(value).ok_or(KeyError::Unreadable(field))?;
+    text.decode(|bytes| blocks.push(bytes))
 }
 
 /// Pushes each token id as four bytes.

@@ -126,7 +126,7 @@ impl<'a> Round<'a> {
             None if job.endpoint.is_work() => RouteClass::LeastLoaded,
             None => RouteClass::Light,
         };
-        let selection = job.router.select(class, job.model(), &self.tried);
+        let selection = job.router.select(class, job.model(), &self.tried, begun);
         // The overhead excludes the waits for a slot, in the queue, and for a healthy worker.
         if let Some(reading) = job.reading.take() {
             job.router.metrics.overhead.observe(reading + begun.elapsed());

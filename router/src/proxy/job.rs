@@ -3,6 +3,7 @@
 use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use http::HeaderName;
 use smallvec::SmallVec;
 use tokio::{task::spawn_blocking, time::Instant};
 
@@ -61,7 +62,7 @@ pub struct Job {
 const LARGE_BODY: usize = 2 << 20;
 
 /// Request header with the time limit of the client in milliseconds, for the whole response.
-const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
+const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 
 impl Job {
     pub async fn new(

@@ -51,13 +51,13 @@ impl Router {
         class: RouteClass<'_>,
         model: Option<ModelName>,
         tried: &[WorkerId],
+        now: Instant,
     ) -> Placement {
         let key = match class {
             RouteClass::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
             _ => None,
         };
         let replicas = self.registry.replicas();
-        let now = Instant::now();
         let mut healthy = 0;
         // One choice at a time, from the look-up in the tree to the insertion: two requests with the same new
         // prefix that arrive together must not both find it cold.

@@ -3,18 +3,6 @@
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use smallvec::SmallVec;
 
-/// Hop-by-hop fields: RFC 9110 section 7.6.1, and older ones.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
 /// Prefix of the internal fields of router and workers. A client must not be able to send them.
 const INTERNAL: &str = "x-mla-";
 
@@ -34,40 +22,47 @@ pub fn content_type_is_event_stream(headers: &HeaderMap) -> Option<bool> {
 /// Removes fields of a client that a worker must not get. The framing fields are removed as well: the worker gets a
 /// content length that the router has counted, so the message has one reading.
 pub fn for_worker(headers: &mut HeaderMap) {
-    strip(headers);
-    headers.remove(header::PROXY_AUTHORIZATION);
-    headers.remove(header::EXPECT);
-    headers.remove(header::CONTENT_LENGTH);
-    // The router has checked the origin. A worker would compare it with its own name.
-    headers.remove(header::ORIGIN);
-    headers.remove("sec-fetch-site");
-    // Usually there are none, and nothing is allocated.
-    let internal: SmallVec<[HeaderName; 2]> = headers
-        .keys()
-        .filter(|name| name.as_str().starts_with(INTERNAL))
-        .filter(|name| !CLIENT_FIELDS.contains(&name.as_str()))
-        .cloned()
-        .collect();
-    for name in internal {
-        headers.remove(name);
-    }
+    remove(headers, |name| match name {
+        // The router has checked the origin. A worker would compare it with its own name.
+        "proxy-authorization" | "expect" | "content-length" | "origin" | "sec-fetch-site" => true,
+        name if name.starts_with(INTERNAL) => !CLIENT_FIELDS.contains(&name),
+        name => is_hop_by_hop(name),
+    });
 }
 
 /// Removes fields of a worker that a client must not get.
 pub fn for_client(headers: &mut HeaderMap) {
-    strip(headers);
+    remove(headers, is_hop_by_hop);
 }
 
-fn strip(headers: &mut HeaderMap) {
-    // The fields listed in `Connection` are hop-by-hop as well.
-    let named: SmallVec<[HeaderName; 4]> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value: &HeaderValue| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+/// Whether a field concerns one connection: RFC 9110 section 7.6.1, and older fields.
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+/// Removes the fields whose name `is_removed` accepts, and the hop-by-hop fields that `Connection` lists. Passes over
+/// the names once: a removal for each possible name would hash all of these names.
+fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
+    let mut removed: SmallVec<[HeaderName; 4]> =
+        headers.keys().filter(|name| is_removed(name.as_str())).cloned().collect();
+    if removed.contains(&header::CONNECTION) {
+        let values = headers.get_all(header::CONNECTION).iter();
+        let names = values
+            .filter_map(|value: &HeaderValue| value.to_str().ok())
+            .flat_map(|value| value.split(','));
+        removed.extend(names.filter_map(|name| name.trim().parse::<HeaderName>().ok()));
+    }
+    for name in removed {
         headers.remove(name);
     }
 }
