@@ -1,6 +1,6 @@
 //! The failure of a response that has started, and its error event for the client.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Error)]
 pub enum Failure {
     #[error("the worker's connection broke in the response")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] io::Error),
     #[error("the worker's stream ended without its last event")]
     Truncated,
     #[error("the worker ended the stream: it is going down")]

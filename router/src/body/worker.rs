@@ -1,17 +1,17 @@
 //! The body of one worker's response, frame by frame.
 
 use std::{
-    pin::Pin,
+    io,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use http_body::{Body, SizeHint};
+use http_body::SizeHint;
 use tokio::time::Instant;
 
 use crate::{
     fleet::{Backend, LoadGuard},
-    proxy::Rest,
+    upstream::Connection,
 };
 
 /// The frames. They own the connection and the load guard, so dropping them releases both.
@@ -19,12 +19,12 @@ pub struct WorkerFrames {
     /// The start of the body; empty once it is passed on.
     first: Bytes,
     /// `None` once the body is complete and its connection is back in the pool.
-    rest: Option<Rest>,
+    rest: Option<Connection>,
     pub guard: LoadGuard,
 }
 
 impl WorkerFrames {
-    pub fn new(first: Bytes, rest: Option<Rest>, guard: LoadGuard) -> Self {
+    pub fn new(first: Bytes, rest: Option<Connection>, guard: LoadGuard) -> Self {
         Self { first, rest, guard }
     }
 
@@ -46,35 +46,25 @@ impl WorkerFrames {
     pub fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<hyper::Result<(Bytes, Instant)>>> {
+    ) -> Poll<Option<io::Result<(Bytes, Instant)>>> {
         if !self.first.is_empty() {
             return Poll::Ready(Some(Ok((std::mem::take(&mut self.first), Instant::now()))));
         }
-        let Some(Rest { incoming, connection }) = &mut self.rest else {
+        let Some(connection) = &mut self.rest else {
             return Poll::Ready(None);
         };
-        let data = loop {
-            // Bytes in the buffer first; then the I/O runs, and its bytes follow.
-            let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-            if polled.is_pending() {
-                let _finished = connection.drive(cx);
-                polled = Pin::new(&mut *incoming).poll_frame(cx);
+        let data = match ready!(connection.poll_data(cx)) {
+            Some(Ok(data)) => data,
+            Some(Err(error)) => {
+                self.rest = None;
+                return Poll::Ready(Some(Err(error)));
             }
-            match ready!(polled).map(|frame| frame.map(http_body::Frame::into_data)) {
-                Some(Ok(Ok(data))) => break data,
-                // Trailers are dropped: no client uses them.
-                Some(Ok(Err(_))) => {}
-                Some(Err(error)) => {
-                    self.rest = None;
-                    return Poll::Ready(Some(Err(error)));
-                }
-                None => {
-                    self.complete();
-                    return Poll::Ready(None);
-                }
+            None => {
+                self.complete();
+                return Poll::Ready(None);
             }
         };
-        if incoming.is_end_stream() {
+        if connection.has_ended() {
             self.complete();
         }
         let now = Instant::now();
@@ -89,10 +79,10 @@ impl WorkerFrames {
 
     pub fn size_hint(&self) -> SizeHint {
         let first = self.first.len() as u64;
-        let Some(Rest { incoming, .. }) = &self.rest else {
+        let Some(connection) = &self.rest else {
             return SizeHint::with_exact(first);
         };
-        let rest = incoming.size_hint();
+        let rest = connection.size_hint();
         let mut hint = SizeHint::new();
         hint.set_lower(first + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -104,7 +94,7 @@ impl WorkerFrames {
     /// Returns the connection to the pool. Called at the last frame and not on drop: the connection of an
     /// incomplete response must not be reused, and hyper does not poll a body of known length for its end.
     fn complete(&mut self) {
-        if let Some(Rest { connection, .. }) = self.rest.take() {
+        if let Some(connection) = self.rest.take() {
             self.guard.backend().pool.checkin(connection);
         }
     }

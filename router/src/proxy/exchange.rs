@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 
 use super::{
     attempt_error::AttemptError,
-    peek::{PeekedBody, PeekedResponse, Rest},
+    peek::{PeekedBody, PeekedResponse},
     request::WorkerRequest,
 };
 use crate::{
@@ -62,10 +62,10 @@ impl Exchange<'_> {
         replica: &Replica,
     ) -> Result<PeekedResponse, AttemptError> {
         let request = self.request.to(replica, self.body.clone());
-        let (head, mut incoming) = connection.send(request).await?.into_parts();
+        let head = connection.send(request).await?;
         let busy = matches!(head.status.as_u16(), 429 | 503);
         if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
-            let body = match connection.read(&mut incoming, MAX_REFUSAL).await {
+            let body = match connection.read(MAX_REFUSAL).await {
                 Err(UpstreamError::TooLarge(_)) => Bytes::new(),
                 read => read?,
             };
@@ -84,12 +84,12 @@ impl Exchange<'_> {
         let is_readable = !head.headers.contains_key(header::CONTENT_ENCODING);
         let expect =
             if head.status.is_success() && is_readable { self.expect } else { Expect::Anything };
-        let begun = PeekedBody::read(&mut connection, &mut incoming).await?;
+        let begun = PeekedBody::read(&mut connection).await?;
         expect.check_start(&head.headers, &begun.bytes).map_err(AttemptError::Garbage)?;
-        let begun = begun.read_start(expect, &mut connection, &mut incoming).await?;
+        let begun = begun.read_start(expect, &mut connection).await?;
         let PeekedBody { bytes: first, ended } = begun;
         if !ended {
-            return Ok(PeekedResponse { head, first, rest: Some(Rest { incoming, connection }) });
+            return Ok(PeekedResponse { head, first, rest: Some(connection) });
         }
         replica.backend.pool.checkin(connection);
         expect.check_whole(&first).map_err(AttemptError::Garbage)?;

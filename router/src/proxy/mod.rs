@@ -15,5 +15,4 @@ mod waiting;
 
 pub use dispatch::dispatch;
 pub use job::Job;
-pub use peek::Rest;
 pub use reply::Reply;

@@ -3,8 +3,6 @@
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
-use http_body::Body;
-use hyper::body::Incoming;
 
 use super::attempt_error::AttemptError;
 use crate::{
@@ -20,14 +18,8 @@ const MAX_PEEKED: usize = 8 << 20;
 pub(super) struct PeekedResponse {
     pub(super) head: Parts,
     pub(super) first: Bytes,
-    /// `None` if `first` is the whole body.
-    pub(super) rest: Option<Rest>,
-}
-
-/// The rest of a response body, and its connection.
-pub struct Rest {
-    pub incoming: Incoming,
-    pub connection: Connection,
+    /// The connection with the rest of the body; `None` if `first` is the whole body.
+    pub(super) rest: Option<Connection>,
 }
 
 /// The start of a body.
@@ -38,12 +30,9 @@ pub(super) struct PeekedBody {
 
 impl PeekedBody {
     /// Waits for the first bytes of a body.
-    pub(super) async fn read(
-        connection: &mut Connection,
-        incoming: &mut Incoming,
-    ) -> Result<Self, UpstreamError> {
-        let first = connection.next_data(incoming).await?;
-        let ended = first.is_none() || incoming.is_end_stream();
+    pub(super) async fn read(connection: &mut Connection) -> Result<Self, UpstreamError> {
+        let first = connection.next_data().await?;
+        let ended = first.is_none() || connection.has_ended();
         Ok(Self { bytes: first.unwrap_or_default(), ended })
     }
 
@@ -52,11 +41,10 @@ impl PeekedBody {
         self,
         expect: Expect,
         connection: &mut Connection,
-        incoming: &mut Incoming,
     ) -> Result<Self, AttemptError> {
         match expect {
-            Expect::Events(_) => self.event(expect, connection, incoming).await,
-            Expect::Json(_) if !self.ended => Ok(self.value(connection, incoming).await?),
+            Expect::Events(_) => self.event(expect, connection).await,
+            Expect::Json(_) if !self.ended => Ok(self.value(connection).await?),
             Expect::Json(_) | Expect::Anything => Ok(self),
         }
     }
@@ -66,7 +54,6 @@ impl PeekedBody {
         mut self,
         expect: Expect,
         connection: &mut Connection,
-        incoming: &mut Incoming,
     ) -> Result<Self, AttemptError> {
         let (mut events, mut held) = (Events::default(), BytesMut::new());
         let mut unread = self.bytes.clone();
@@ -82,7 +69,7 @@ impl PeekedBody {
             if held.is_empty() {
                 held.extend_from_slice(&self.bytes);
             }
-            let next = Self::read(connection, incoming).await?;
+            let next = Self::read(connection).await?;
             held.extend_from_slice(&next.bytes);
             (unread, self.ended) = (next.bytes, next.ended);
         };
@@ -96,27 +83,23 @@ impl PeekedBody {
     }
 
     /// Reads to the end of the body, or up to [`MAX_PEEKED`] bytes.
-    async fn value(
-        self,
-        connection: &mut Connection,
-        incoming: &mut Incoming,
-    ) -> Result<Self, UpstreamError> {
+    async fn value(self, connection: &mut Connection) -> Result<Self, UpstreamError> {
         // Usually only the end follows, and nothing is copied.
-        let Some(second) = connection.next_data(incoming).await? else {
+        let Some(second) = connection.next_data().await? else {
             return Ok(Self { ended: true, ..self });
         };
         let announced =
-            usize::try_from(incoming.size_hint().lower()).unwrap_or(MAX_PEEKED).min(MAX_PEEKED);
+            usize::try_from(connection.size_hint().lower()).unwrap_or(MAX_PEEKED).min(MAX_PEEKED);
         let length = self.bytes.len() + second.len();
         let mut whole = BytesMut::with_capacity(length + announced);
         whole.extend_from_slice(&self.bytes);
         whole.extend_from_slice(&second);
         while whole.len() < MAX_PEEKED {
-            match connection.next_data(incoming).await? {
+            match connection.next_data().await? {
                 Some(data) => whole.extend_from_slice(&data),
                 None => return Ok(Self { bytes: whole.freeze(), ended: true }),
             }
         }
-        Ok(Self { bytes: whole.freeze(), ended: incoming.is_end_stream() })
+        Ok(Self { bytes: whole.freeze(), ended: connection.has_ended() })
     }
 }

@@ -3,16 +3,15 @@
 use bytes::Bytes;
 use http::response::Parts;
 
-use super::peek::Rest;
-use crate::fleet::LoadGuard;
+use crate::{fleet::LoadGuard, upstream::Connection};
 
 /// The response of a worker. Its status is never 429, 500 or 502 to 504: these are failed attempts.
 pub struct Reply {
     pub head: Parts,
-    /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit. Without a
-    /// `rest` it is the whole body.
+    /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit.
     pub first: Bytes,
-    pub rest: Option<Rest>,
+    /// The connection with the rest of the body; `None` if `first` is the whole body.
+    pub rest: Option<Connection>,
     pub guard: LoadGuard,
     /// Whether the router, and not the client, has requested token counts.
     pub asked_usage: bool,

@@ -3,9 +3,9 @@
 use std::{error::Error as _, io};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, Request, Uri, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, uri::PathAndQuery};
 use http_body::Body;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::{
@@ -23,6 +23,9 @@ use crate::{
 /// Maximum number of bytes that are reserved for the client's Content-Length. Beyond it, memory grows with the bytes
 /// that arrive.
 const MAX_RESERVED: usize = 1 << 20;
+
+/// Request header with the name of the client's session.
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-mla-session");
 
 /// The client's request as it is sent to workers. Copies share the bytes of the body.
 pub struct WorkerRequest {
@@ -70,7 +73,7 @@ impl WorkerRequest {
 
     /// Hash of the session in the header `x-mla-session`.
     pub fn session(&self) -> Option<u64> {
-        self.headers.get("x-mla-session").and_then(|name| session_of(name.as_bytes()))
+        self.headers.get(SESSION_HEADER).and_then(|name| session_of(name.as_bytes()))
     }
 
     /// Sets the trace context for the next worker.
@@ -102,8 +105,8 @@ impl WorkerRequest {
     }
 
     /// Builds the request for `replica`. `body` is the client's body, or one made from it.
-    pub fn to(&self, replica: &Replica, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
+    pub fn to(&self, replica: &Replica, body: Bytes) -> Request<Bytes> {
+        let mut request = Request::new(body);
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();

@@ -3,7 +3,6 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::Full;
 
 use super::{Connection, Pool, UpstreamError};
 
@@ -61,7 +60,7 @@ impl<'a> Call<'a> {
         connection: &mut Connection,
         pool: &Pool,
     ) -> Result<(StatusCode, Bytes), UpstreamError> {
-        let mut request = Request::new(Full::new(self.body.clone()));
+        let mut request = Request::new(self.body.clone());
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.path.parse().expect("contract: a path that was checked before");
         let headers = request.headers_mut();
@@ -76,8 +75,6 @@ impl<'a> Call<'a> {
             headers.insert(header::CONTENT_TYPE, json);
         }
         let response = connection.send(request).await?;
-        let status = response.status();
-        let body = connection.read(&mut response.into_body(), RESPONSE_LIMIT).await?;
-        Ok((status, body))
+        Ok((response.status, connection.read(RESPONSE_LIMIT).await?))
     }
 }

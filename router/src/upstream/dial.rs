@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -17,7 +17,7 @@ use rustls::{
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::{Connection, UpstreamError};
+use super::{Connection, UpstreamError, http1::Http1, http2::Http2};
 use crate::{
     config::Config,
     error::StartError,
@@ -25,9 +25,6 @@ use crate::{
     upstream::address::WorkerAddress,
     wire::transport::{self, Transport},
 };
-
-/// hyper's read buffer in bytes. At least one response head must fit.
-const READ_BUFFER: usize = 32 << 10;
 
 /// HTTP/2 window of one response: bytes that may wait for a slow client.
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -92,29 +89,11 @@ impl Dialer {
         } else {
             Transport::Tcp(stream)
         };
-        self.shake_hands(transport, address.url()).await.map_err(UpstreamError::Reset)
-    }
-
-    async fn shake_hands(
-        &self,
-        transport: Transport,
-        url: &WorkerUrl,
-    ) -> Result<Connection, hyper::Error> {
-        let io = TokioIo::new(transport);
-        if !self.http2 {
-            let (sender, driver) =
-                http1::Builder::new().max_buf_size(READ_BUFFER).handshake(io).await?;
-            return Ok(Connection::http1(sender, driver));
+        if self.http2 {
+            let shared = shake_hands(transport, address.url()).await;
+            return shared.map_err(|error| UpstreamError::Reset(io::Error::other(error)));
         }
-        let (sender, driver) = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(io)
-            .await?;
-        // Ends when all senders are dropped, or the worker closes the connection.
-        tokio::spawn(driver);
-        Ok(Connection::http2(sender, url))
+        Ok(Connection::http1(Http1::new(transport)))
     }
 
     fn client_config(&self, roots: RootCertStore) -> Arc<ClientConfig> {
@@ -126,6 +105,18 @@ impl Dialer {
         tls.alpn_protocols = vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
         Arc::new(tls)
     }
+}
+
+async fn shake_hands(transport: Transport, url: &WorkerUrl) -> Result<Connection, hyper::Error> {
+    let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .handshake(TokioIo::new(transport))
+        .await?;
+    // Ends when all senders are dropped, or the worker closes the connection.
+    tokio::spawn(driver);
+    Ok(Connection::http2(Http2::new(sender, url)))
 }
 
 fn read_roots(path: &Path) -> Result<RootCertStore, String> {

@@ -1,14 +1,18 @@
 //! Connections to workers: their allowed addresses, how they are opened, and one request over one of them.
 //!
 //! With HTTP/1.1, the default, each worker has a pool of idle connections, and the task that waits for a response
-//! does the I/O of its connection ([`connection`]). With `--upstream-http2` all requests to a worker share one
-//! connection.
+//! does the I/O of its connection ([`http1`]). With `--upstream-http2` all requests to a worker share one connection
+//! ([`http2`]).
 
 pub mod address;
 pub mod call;
+mod chunked;
 mod connection;
 mod dial;
+mod http1;
+mod http2;
 mod pool;
+mod response;
 
 use std::{io, time::Duration};
 
@@ -26,9 +30,9 @@ pub enum UpstreamError {
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
     #[error("connection lost before the response: {0}")]
-    Reset(#[source] hyper::Error),
+    Reset(#[source] io::Error),
     #[error("connection lost in the response: {0}")]
-    Cut(#[source] hyper::Error),
+    Cut(#[source] io::Error),
     #[error("a response of more than {0} bytes")]
     TooLarge(usize),
 }
