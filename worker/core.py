@@ -190,9 +190,9 @@ class StepPlan:
     num_drafts: int = 0
     # Rows of a decode slot whose drafts are a tree, of that depth, its root included; 0: they are a chain
     tree_nodes: int = 0
-    # Whether the step makes drafts for the next one
+    # Whether the drafter runs over the rows of the step
     makes_drafts: bool = False
-    # Then for each of `sampled_slots`: most tokens in the drafter's KV cache after this step
+    # If it then drafts for the next step, for each of `sampled_slots`: most tokens in the drafter's KV cache after this step
     draft_bounds: tuple[int, ...] = ()
     # Whether the host gets the drafts that the step makes (`PendingStep.drafts`)
     returns_drafts: bool = False

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import SamplingParams
+from dataclasses import replace
+
+from mla_router.worker.core import PrefillChunk, SamplingParams, StepPlan, StepResult
+from mla_router.worker.scheduler.draft_choice import LEARNT, DraftChoice
 from mla_router.worker.scheduler.drafts import DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.step import Step
 
-NONE = StepDrafts(0, made=False)
+NONE = StepDrafts(0, made=False, followed=False)
 
 
 def requests(count: int) -> list[Request]:
@@ -15,18 +19,49 @@ def requests(count: int) -> list[Request]:
 
 def test_drafts_are_verified_one_step_after_they_are_made() -> None:
     policy, some = DraftPolicy(2, 8), requests(4)
-    assert policy.next_step([], some) == StepDrafts(0, made=True)
-    assert policy.next_step(some, []) == StepDrafts(2, made=True)
+    assert policy.next_step([], some) == StepDrafts(0, made=True, followed=True)
+    assert policy.next_step(some, []) == StepDrafts(2, made=True, followed=True)
 
 
 def test_large_steps_have_no_drafts() -> None:
     policy, many = DraftPolicy(2, 8), requests(9)
     policy.next_step([], many[:8])
-    assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False)
-    assert policy.next_step(many[:8], []) == StepDrafts(0, made=True)
+    assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False, followed=False)
+    assert policy.next_step(many[:8], []) == StepDrafts(0, made=True, followed=True)
     assert policy.next_step(many, []) == NONE
 
 
 def test_without_drafts_no_step_has_any() -> None:
     policy, some = DraftPolicy(0, 8), requests(2)
     assert policy.next_step([], some) == policy.next_step(some, []) == NONE
+
+
+def test_prompts_have_no_drafts_before_steps_without() -> None:
+    """The drafter runs over them, but the next step is one to measure the time without drafts."""
+    policy, some = DraftPolicy(2, 8, DraftChoice()), requests(4)
+    assert policy.next_step([], some) == StepDrafts(0, made=False, followed=True)
+    for _ in range(LEARNT):
+        assert policy.next_step(some, []) == NONE
+    assert policy.next_step(some, []) == StepDrafts(0, made=True, followed=True)
+    assert policy.next_step(some, []) == StepDrafts(2, made=True, followed=True)
+    assert policy.next_step([], some) == StepDrafts(0, made=True, followed=True)
+
+
+def test_the_drafter_over_a_prompt_is_no_cost_of_drafts() -> None:
+    """It runs whether the next steps have drafts or not, so nothing is learnt from the step behind it."""
+    learnt: list[tuple[float, ...]] = []
+
+    class Recording(DraftChoice):
+        def learn_plain(self, requests: int, seconds: float) -> None:
+            learnt.append((requests, seconds))
+
+        def learn(self, requests: int, seconds: float, tokens: float) -> None:
+            learnt.append((requests, seconds, tokens))
+
+    policy, some = DraftPolicy(2, 8, Recording()), requests(1)
+    plain = StepPlan((0,), (5,), (), (), ())
+    beside = replace(plain, chunks=(PrefillChunk(1, 0, (1, 2), is_last=False),), makes_drafts=True)
+    makes = replace(plain, makes_drafts=True, draft_bounds=(7,))
+    for seconds, plan in enumerate([plain, beside, plain, plain, makes, plain, plain]):
+        policy.learn(Step(plan, [], some), StepResult([[7]], seconds=seconds))
+    assert learnt == [(1, 0), (1, 3), (1, 4, 1), (1, 5, 1), (1, 6)]

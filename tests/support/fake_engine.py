@@ -173,7 +173,7 @@ class FakeEngine:
         tokens = []
         for row, (slot, count) in enumerate(zip(plan.sampled_slots, counts, strict=True)):
             tokens.append(self._tokens(slot, count, step.allowed.get(row)))
-            if plan.makes_drafts:
+            if plan.draft_bounds:
                 step.made.append(self._make_drafts(slot))
         logprobs: list[Logprobs | None] = [
             Logprobs([-float(token) for token in some]) for some in tokens

@@ -56,6 +56,11 @@ class DraftChoice:
             return False
         return found.has_drafts
 
+    def expects(self, requests: int) -> bool:
+        """Returns whether the next step of so many requests will have drafts, if the step in front of it makes some."""
+        found = self._of(requests)
+        return found.has_drafts and not found.left
+
     def learn_plain(self, requests: int, seconds: float) -> None:
         """Learns from a step that neither verified nor made drafts, and followed one that made none."""
         found = self._of(requests)

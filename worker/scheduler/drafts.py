@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mla_router.worker.core import StepResult
+from mla_router.worker.core import StepPlan, StepResult
 from mla_router.worker.scheduler.draft_choice import DraftChoice
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
@@ -15,6 +15,7 @@ from mla_router.worker.scheduler.step import Step
 class StepDrafts(NamedTuple):
     verified: int  # drafts of each decode slot in the step
     made: bool  # whether the step makes drafts for the next one
+    followed: bool  # whether the drafter runs over its rows
 
 
 class DraftPolicy:
@@ -30,30 +31,38 @@ class DraftPolicy:
         self._max_requests = max_requests
         self._choice = choice
         self._has_made = False  # the last step
-        self._had_made = False  # the last step that was learnt from
+        self._last = StepPlan((), (), (), (), ())  # that was learnt from
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
         """Returns the drafts of the step with these requests. Each step calls it once."""
         if not self._num_drafts:
-            return StepDrafts(0, made=False)
-        wanted = not decodes or self._choice is None or self._choice.wants(len(decodes))
+            return StepDrafts(0, made=False, followed=False)
+        wanted = self._wants(len(decodes), len(prefills))
         verifies = (
             wanted and self._has_made and bool(decodes) and len(decodes) <= self._max_requests
         )
+        is_small = len(decodes) + len(prefills) <= self._max_requests
+        made = wanted and is_small
+        self._has_made = made
         # The drafter always runs over prompts: it could not draft behind a prompt that it has not seen
-        makes = (wanted or bool(prefills)) and len(decodes) + len(prefills) <= self._max_requests
-        self._has_made = makes
-        return StepDrafts(self._num_drafts if verifies else 0, makes)
+        followed = made or (bool(prefills) and is_small)
+        return StepDrafts(self._num_drafts if verifies else 0, made, followed)
+
+    def _wants(self, decodes: int, prefills: int) -> bool:
+        if self._choice is None:
+            return True
+        return self._choice.wants(decodes) if decodes else self._choice.expects(prefills)
 
     def learn(self, step: Step, result: StepResult) -> None:
         """Learns from the time of a step, and from the tokens that it gave."""
         plan, requests = step.plan, len(step.plan.decode_slots)
-        # The device makes the drafts of a step within the time of the next one
-        follows_drafts, self._had_made = self._had_made, plan.makes_drafts
+        # The drafter runs behind a step, within the time of the next one
+        last, self._last = self._last, plan
         if self._choice is None or result.seconds is None or not requests or plan.chunks:
             return
-        if not (plan.num_drafts or plan.makes_drafts or follows_drafts):
-            self._choice.learn_plain(requests, result.seconds)
+        if not (plan.num_drafts or plan.draft_bounds or last.draft_bounds):
+            if not last.makes_drafts:  # drafts do not cost the time of the drafter over prompts
+                self._choice.learn_plain(requests, result.seconds)
             return
         given = sum(map(len, result.tokens[:requests]))
         self._choice.learn(requests, result.seconds, given / requests)

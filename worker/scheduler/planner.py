@@ -206,7 +206,7 @@ class Planner:
             ),
             num_drafts=drafts.verified,
             tree_nodes=self.memory.capacity.tree_nodes if drafts.verified else 0,
-            makes_drafts=drafts.made,
+            makes_drafts=drafts.followed,
             draft_bounds=tuple(draft_bounds),
             # The bitmasks of a grammar follow a chain, not the paths of a tree
             returns_drafts=drafts.made
