@@ -35,15 +35,8 @@ def engine_of(folder: Path, drafts: int, pages: int = 120, **settings: Any) -> E
     if drafts:
         nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
         settings = nextn | settings
-    return load_engine(
-        WorkerConfig(
-            model_path=str(folder),
-            device="cpu",
-            max_total_tokens=pages * PAGE_SIZE,
-            max_running_requests=6,
-            **settings,
-        )
-    )
+    settings = {"max_running_requests": 6, "max_total_tokens": pages * PAGE_SIZE} | settings
+    return load_engine(WorkerConfig(model_path=str(folder), device="cpu", **settings))
 
 
 def mixed_script(seed: int, count: int) -> dict[int, list[ToScheduler]]:
