@@ -37,7 +37,8 @@ def served(dtype: str, *, overlap: bool = True, **settings: Any) -> tuple[list[l
     for n in range(REQUESTS):
         noisy = n % 2 == 0 or dtype != "float32"
         sampling = SamplingParams(TOKENS, temperature=NOISE_ALONE if noisy else 0.0, seed=n)
-        prompt = [(7 * n + 3 * i) % 1000 for i in range(30 + 40 * n)]
+        # The first one is alone in its step: a prefill graph
+        prompt = [(7 * n + 3 * i) % 1000 for i in range(90 if n == 0 else 30 + 40 * n)]
         script.setdefault(2 * n, []).append(Generate(f"r{n}", prompt, sampling))
     vocab_size = engine.model.config.vocab_size
     ran = run(
