@@ -188,6 +188,10 @@ class Stats(Message, frozen=True):
     draft_steps: int = 0  # decode steps of requests that verified drafts
     draft_tokens: int = 0  # drafts in them
     accepted_tokens: int = 0  # accepted ones
+    step_seconds: float = (
+        0.0  # of all steps, from the end of the step before, or the later launch, to the results
+    )
+    wait_seconds: float = 0.0  # in which the scheduler waited for these results
 
     @property
     def accept_length(self) -> float:

@@ -14,6 +14,7 @@ from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToSch
 from mla_router.worker.scheduler import scheduler
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
+from support.timed_engine import TimedEngine
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -160,7 +161,8 @@ def test_stats_and_flush_are_answered() -> None:
 def test_stats_are_sent_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reading of the clock is an eighth of a second later."""
     clock = itertools.count(1.0, 0.125)
-    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    times = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=lambda: 0.0)
+    monkeypatch.setattr(scheduler, "time", times)
     sent = [m for m in run({0: [generate("a", [1, 2], 30)]}).channel.said if isinstance(m, Stats)]
     readings = (next(clock) - 1.0) / 0.125
     assert readings > 30
@@ -251,3 +253,12 @@ def test_the_first_delta_alone_has_the_cached_tokens() -> None:
     deltas = outcome.channel.deltas()["b"]
     assert [delta.cached_tokens for delta in deltas] == [16, 0, 0, 0]
     assert [delta.queue_seconds > 0 for delta in deltas] == [True, False, False, False]
+
+
+def test_stats_have_the_seconds_of_all_steps_and_those_of_waiting() -> None:
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=64)
+    engine = TimedEngine(capacity)
+    outcome = run({0: [generate("a", [1, 2, 3], 5)]}, engine=engine, capacity=capacity)
+    stats = outcome.scheduler.stats()
+    assert stats.step_seconds == pytest.approx(sum(seconds for _, seconds in engine.steps))
+    assert stats.step_seconds > 0 and stats.wait_seconds > 0

@@ -110,6 +110,8 @@ class Scheduler:
         self._failures = 0  # failed steps since the last successful one
         self._next_heartbeat = 0.0
         self._step_s = 0.0  # predicted seconds of the last step
+        # Seconds of all steps, and those in which this thread waited for their results
+        self._steps_s = self._wait_s = 0.0
 
     # -- the two loops --------------------------------------------------------------------------
 
@@ -317,10 +319,13 @@ class Scheduler:
         """Waits for the results of a step, appends its tokens, ends finished requests and frees their memory."""
         assert step.pending is not None
         try:
+            began = time.perf_counter()
             result = step.pending.wait()
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return
+        self._wait_s += time.perf_counter() - began
+        self._steps_s += result.seconds or 0.0
         self._failures = 0
         if result.seconds is not None and step.tower_s:
             result = replace(result, seconds=max(result.seconds - step.tower_s, 0.0))
@@ -468,4 +473,6 @@ class Scheduler:
             draft_steps=self.drafts.steps,
             draft_tokens=self.drafts.proposed,
             accepted_tokens=self.drafts.accepted,
+            step_seconds=self._steps_s,
+            wait_seconds=self._wait_s,
         )

@@ -31,6 +31,8 @@ STATS = {
     "draft_steps",
     "draft_tokens",
     "accepted_tokens",
+    "step_seconds",
+    "wait_seconds",
 }
 
 

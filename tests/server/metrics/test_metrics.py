@@ -48,6 +48,8 @@ STATS = Stats(
     draft_steps=20,
     draft_tokens=60,
     accepted_tokens=30,
+    step_seconds=2.5,
+    wait_seconds=1.5,
 )
 READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "float32", "torch")
 
@@ -87,6 +89,8 @@ def test_metrics_of_the_scheduler() -> None:
     assert got["sglang:generation_tokens_total"] == 50
     assert got["sglang:num_retracted_requests_total"] == got["sglang:num_retracted_reqs"] == 6
     assert got["sglang:eplb_balancedness"] == 0.75
+    assert got["mla_worker_step_seconds_total"] == 2.5
+    assert got["mla_worker_wait_seconds_total"] == 1.5
 
 
 def test_an_unknown_balancedness_is_left_out() -> None:

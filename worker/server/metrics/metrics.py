@@ -242,6 +242,12 @@ class _SchedulerCollector:
                 "Drafts that were accepted.",
                 stats.accepted_tokens,
             ),
+            ("mla_worker_step_seconds", "Time of all steps.", stats.step_seconds),
+            (
+                "mla_worker_wait_seconds",
+                "Part of it in which the scheduler waited for the device: near 0, a GPU waits for the host.",
+                stats.wait_seconds,
+            ),
         ):
             yield self._add(CounterMetricFamily(name, meaning, labels=["model_name"]), value)
 
