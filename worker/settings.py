@@ -258,10 +258,10 @@ class Settings:
     )
     disable_cuda_graph: bool = _flag(False, "launch all steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
-        256, "largest batch size of captured decode graphs", low=1, high=4096
+        1024, "largest batch size of captured decode graphs", low=1, high=4096
     )
     piecewise_cuda_graph_max_tokens: int = _flag(
-        4096,
+        8192,
         "most tokens of a step with prompt tokens that runs as captured graphs: piecewise around its attention, or as "
         "one graph if it is a single prompt without a cached prefix; 0: none",
         low=0,
@@ -312,8 +312,8 @@ class Settings:
     )
     max_prefill_tokens: int = _flag(
         8192,
-        "most prompt tokens in one step, of all requests together; fewer if they would take longer than 0.4 s on this "
-        "device",
+        "most tokens of a step with prompts, of all requests together; decode rows count, but prompts have at least half; "
+        "fewer prompt tokens if they would take longer than 0.4 s on this device",
         low=1,
     )
     chunked_prefill_size: int = _flag(

@@ -13,7 +13,12 @@ import torch
 from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import choose_config, choose_graph_sizes, load_engine
+from mla_router.worker.engine.loader import (
+    MAX_EXCHANGED_ROWS,
+    choose_config,
+    choose_graph_sizes,
+    load_engine,
+)
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.fields import ModelError
@@ -101,13 +106,15 @@ def test_a_drafter_needs_a_layer_and_memory(tmp_path: Path) -> None:
     assert len(engine.kv_cache.layers) == len(plain.kv_cache.layers) + 1
 
 
-def test_dp_ranks_have_no_graphs_of_one_prompt_alone() -> None:
+def test_dp_ranks_have_no_graphs_of_one_prompt_alone_nor_of_many_rows() -> None:
     device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
     alone = choose_graph_sizes(WorkerConfig(), device, attention)
     assert alone.prefill
     groups = Groups(exchange=Position(1, 2))
     together = choose_graph_sizes(WorkerConfig(), device, attention, groups)
-    assert together == replace(alone, prefill=())
+    shared = [size for size in alone.piecewise if size <= MAX_EXCHANGED_ROWS]
+    assert shared[-1] == MAX_EXCHANGED_ROWS < alone.piecewise[-1]
+    assert together == replace(alone, piecewise=shared, prefill=())
 
 
 def test_torch_compile_is_for_cuda_graphs() -> None:

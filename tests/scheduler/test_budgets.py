@@ -46,6 +46,17 @@ def test_a_step_has_a_limit_of_prompt_tokens_and_a_request_of_its_chunk() -> Non
     ]
 
 
+@pytest.mark.parametrize(("limit", "prompt_tokens"), [(20, 16), (8, 4), (5, 3)])
+def test_decode_rows_take_up_to_half_of_a_step(limit: int, prompt_tokens: int) -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate(f"d{i}", [i], 30) for i in range(4)],
+        3: [generate("p", [9] * 60, 1)],
+    }
+    got = plans(script, max_prefill_tokens=limit)
+    beside = [plan for plan in got if plan.chunks and len(plan.decode_slots) == 4]
+    assert [chunks(plan) for plan in beside][:2] == [[prompt_tokens], [prompt_tokens]]
+
+
 def test_the_oldest_prompt_gets_its_budget_first() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [1] * 40, 1)],

@@ -43,6 +43,8 @@ from mla_router.worker.model.quantization.spec import FP8
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+# Most rows of a DP rank in a piecewise graph, whose memory has the rows of all ranks
+MAX_EXCHANGED_ROWS = 4096
 
 
 def load_engine(
@@ -267,7 +269,10 @@ def choose_graph_sizes(
     if verify and groups.exchange.size > 1:
         # DP ranks that verify drafts run beside others, in graphs of one size
         decode = sorted({*decode, *verify})
-    prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
+    tokens = min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens)
+    if groups.exchange.size > 1:
+        tokens = min(tokens, MAX_EXCHANGED_ROWS)
+    prompts = prompt_sizes(tokens)
     # DP ranks have different steps: a prompt alone on one of them is not alone (`runners/choose.py`)
     without_prefill = attention.plans_prefill_on_host or groups.exchange.size > 1
     return GraphSizes(

@@ -58,22 +58,22 @@ class Admission:
         self.waiting = waiting
         self.estimate = estimate
         self.step_time = step_time
-        self.step_tokens = step_tokens  # most prompt tokens of one step
+        self.step_tokens = step_tokens  # most tokens of one step with prompts
         self.chunk_size = chunk_size  # most prompt tokens of one request in one step
         self.by_size = by_size
         self.prefilling: list[Request] = []  # until their whole context is computed
         self._blocked: Blocked | None = None
 
-    def continued(self, *, beside_decodes: bool) -> list[ChunkBudget]:
-        """Returns the budgets of the requests in prefill, without an admission."""
+    def continued(self, *, decodes: int) -> list[ChunkBudget]:
+        """Returns the budgets of the requests in prefill, without an admission. `decodes`: decode rows of the step."""
         if not self.prefilling:
             return []
-        budget = self._new_budget(beside_decodes)
+        budget = self._new_budget(decodes)
         budget.distribute()
         return budget.chunks()
 
     def admit(
-        self, running: Collection[Request], *, beside_decodes: bool
+        self, running: Collection[Request], *, decodes: int
     ) -> tuple[list[Request], list[ChunkBudget]] | None:
         """Admits requests that fit into memory and into the step, beside the requests in prefill. Returns the admitted
         requests and the budgets of all; None if no request is admitted.
@@ -91,7 +91,7 @@ class Admission:
         blocked: Request | None = None  # waits for memory
         passing_room = 0  # pages for the requests that pass it
         admitted: list[Request] = []
-        budget = self._new_budget(beside_decodes)
+        budget = self._new_budget(decodes)
         for candidate in self._candidates():
             request, needed = candidate.request, self._needed(candidate)
             budget.distribute(up_to=self._precedence(candidate))
@@ -160,11 +160,14 @@ class Admission:
                 yield Candidate(request, node, pages)
                 starts.add(start)
 
-    def _new_budget(self, beside_decodes: bool) -> PrefillBudget:
-        seconds = self.step_time.allowed(beside_decodes=beside_decodes)
+    def _new_budget(self, decodes: int) -> PrefillBudget:
+        """Decode rows take their part of the step's tokens, at most half: a full step has the rows of the largest
+        captured graph, whatever its mixture."""
+        seconds = self.step_time.allowed(beside_decodes=decodes > 0)
+        tokens = max(self.step_tokens - decodes, -(-self.step_tokens // 2))
         return PrefillBudget(
             self.prefilling,
-            TokenBudget(self.step_time, self.step_tokens, seconds),
+            TokenBudget(self.step_time, tokens, seconds),
             chunk_size=self.chunk_size,
             by_size=self.by_size,
         )

@@ -58,16 +58,16 @@ class Planner:
         preempted = self.by_priority and self._preempt()
         decodes = [request for request in self.running.values() if request.wants_decode]
         decodes_first = not self.mix and self._last_was_prefill and bool(decodes)
-        beside_decodes = self.mix and bool(decodes)
+        beside = len(decodes) if self.mix else 0
         budgets: list[ChunkBudget] = []
         if not decodes_first:
-            budgets = self.admission.continued(beside_decodes=beside_decodes)
+            budgets = self.admission.continued(decodes=beside)
         admitted: list[Request] = []
         if self._retract_for_memory(decodes, budgets):
             decodes = [request for request in decodes if request.slot >= 0]
             budgets = [budget for budget in budgets if budget.request.slot >= 0]
         elif not decodes_first and not preempted:
-            admitted, budgets = self._admit(beside_decodes) or ([], budgets)
+            admitted, budgets = self._admit(beside) or ([], budgets)
         if budgets and not self.mix:
             decodes = []
         self._last_was_prefill = bool(budgets)
@@ -96,8 +96,8 @@ class Planner:
         else:
             self._release(request)
 
-    def _admit(self, beside_decodes: bool) -> tuple[list[Request], list[ChunkBudget]] | None:
-        admitted = self.admission.admit(self.running.values(), beside_decodes=beside_decodes)
+    def _admit(self, decodes: int) -> tuple[list[Request], list[ChunkBudget]] | None:
+        admitted = self.admission.admit(self.running.values(), decodes=decodes)
         for request in admitted[0] if admitted else ():
             self.running[request.rid] = request
             if not request.was_retracted:
