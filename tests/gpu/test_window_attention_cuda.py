@@ -109,6 +109,14 @@ def test_prefill_over_a_part_of_the_prefix(shape: tuple[int, int, int]) -> None:
     check_prefill(shape, extents, (3700, 0, 100), window=4096, softcap=50.0)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_prefill_of_scores_near_the_cap(shape: tuple[int, int, int]) -> None:
+    """The hardware's tanh errs most there, by 0.02 of a score near 50."""
+    scale = 40 * shape[2] ** -0.5
+    extents = [(1024, 1024), (300, 2000)]
+    check_prefill(shape, extents, (), window=None, softcap=50.0, scale=scale, most=3e-2)
+
+
 def check_prefill(
     shape: tuple[int, int, int],
     extents: list[tuple[int, int]],
@@ -116,6 +124,8 @@ def check_prefill(
     *,
     window: int | None,
     softcap: float | None,
+    scale: float = SCALE,
+    most: float = 1e-2,
 ) -> None:
     heads, kv_heads, width = shape
     draw = torch.Generator("cuda").manual_seed(0)
@@ -127,20 +137,20 @@ def check_prefill(
     q, k, v = drawn(queries, heads), drawn(keys, kv_heads), drawn(keys, kv_heads)
     causal = not gaps
     work = PrefillWork.on(DEVICE, extents, heads=heads, causal=causal, window=window, gaps=gaps)
-    got, lse = ragged_attention(q, k, v, None, work, scale=SCALE, softcap=softcap)
+    got, lse = ragged_attention(q, k, v, None, work, scale=scale, softcap=softcap)
     expected, expected_lse = ragged_attention_torch(
         q.double(),
         k.double(),
         v.double(),
         None,
         extents,
-        scale=SCALE,
+        scale=scale,
         causal=causal,
         window=window,
         gaps=gaps,
         softcap=softcap,
     )
     has_keys = expected_lse > float("-inf")
-    assert_rows_close(got[has_keys], expected[has_keys])
+    assert_rows_close(got[has_keys], expected[has_keys], most)
     assert not got[~has_keys].any()
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-3, atol=1e-3)

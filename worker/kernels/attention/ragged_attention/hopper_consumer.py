@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.ragged_attention.rings import let_go, wait_full
-from mla_router.worker.kernels.softcap import softcapped
+from mla_router.worker.kernels.softcap import tanh_of
 
 QUERIES = gl.constexpr(64)  # of a warpgroup: rows of its products
 ROWS_AT_ONCE = gl.constexpr(32)  # rows that `_forget` tests at once
@@ -99,7 +99,7 @@ def _softmax(
     """Returns the weights of a block's scores, the factor for the sums before, and the new maximum and sum."""
     factor = scale_log2
     if CAP is not None:
-        scores, factor = softcapped(scores, scale_log2, CAP), 1.0
+        scores, factor = tanh_of(scores, scale_log2 / CAP, False), CAP
     if MASKED:
         columns = gl.expand_dims(columns, 0)
         visible = columns < gl.expand_dims(seen, 1)

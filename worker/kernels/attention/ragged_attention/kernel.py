@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels.attention.prefill_work import SHORT_BLOCK, PrefillWork
 from mla_router.worker.kernels.device import H200, Limits, first_legal, limits
-from mla_router.worker.kernels.softcap import softcapped
+from mla_router.worker.kernels.softcap import tanh_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _walk(
             scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
         factor = scale_log2
         if CAP is not None:
-            scores, factor = softcapped(scores, scale_log2, CAP), 1.0
+            scores, factor = tanh_of(scores, scale_log2 / CAP, q.dtype == tl.float32), CAP
         if MASKED:
             key = (start + columns)[None, :]
             visible = key < seen[:, None]
