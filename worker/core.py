@@ -387,7 +387,7 @@ class PendingImages(Protocol):
 
     @property
     def layer_s(self) -> float:
-        """Measured seconds of a layer, 0 if no layer has been measured."""
+        """Measured seconds by which a layer holds up the steps, 0 if no layer has been measured."""
         ...
 
     def done(self) -> bool:

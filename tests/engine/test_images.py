@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine.images import HOST_SHARE, EncodedImages, LayerSeconds
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
@@ -126,3 +129,37 @@ def test_aborts(folder: Path) -> None:
             assert outcome.channel.reason(f"r{n}") in ("length", "stop", "abort")
         assert_nothing_is_allocated(outcome)
         assert len(outcome.scheduler.images) == 0
+
+
+class Event:
+    """A CUDA event that the device has reached."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        """Records nothing."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _end: Event) -> float:
+        return 4.0  # ms
+
+
+@pytest.mark.parametrize(("host_s", "expected"), [(0.001, 0.002), (0.01, 0.005 * HOST_SHARE)])
+def test_a_layer_holds_up_steps_by_device_or_host_time(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, expected: float
+) -> None:
+    """A piece of two layers takes the device 4 ms."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = count(step=host_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    batch = EncodedImages(iter([None] * 5), layers=5, tiles=3, measured=LayerSeconds())
+    assert batch.layer_s == 0
+    batch.launch_measured(2)
+    assert batch.layer_s == pytest.approx(expected)
+    assert batch.measured.of_tile == pytest.approx(0.002 / 3)
+    assert batch.layers_left == 3 and not batch.done()
+    batch.launch_measured(9)
+    assert batch.done()

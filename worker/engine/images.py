@@ -7,6 +7,7 @@ kept embeddings (`scheduler/images.py`).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -18,6 +19,16 @@ from torch import Tensor
 from mla_router.worker.core import ImageInfo, ImagePart, PrefillChunk
 from mla_router.worker.model.vision import VisionEncoder
 
+# Share of the host's time for a layer that holds up the steps: it launches a piece while the device computes the step before
+HOST_SHARE = 0.6
+
+
+class LayerSeconds(NamedTuple):
+    """Measured seconds of a layer."""
+
+    of_tile: float = 0.0  # of the device, for one tile
+    of_host: float = 0.0  # to launch it, for any number of tiles
+
 
 class Piece(NamedTuple):
     """Layers that were launched together, between two events."""
@@ -25,31 +36,36 @@ class Piece(NamedTuple):
     begin: torch.cuda.Event
     end: torch.cuda.Event
     layers: int
+    host_s: float  # to launch them
 
 
 class EncodedImages:
     """A batch of tiles, of which some layers are launched. Implements `PendingImages`."""
 
-    def __init__(self, work: Iterator[None], layers: int, tiles: int, tile_layer_s: float) -> None:
-        """`work`: launches a layer at each of `layers` steps. `tile_layer_s`: seconds of a layer of one tile, as measured
-        before."""
+    def __init__(
+        self, work: Iterator[None], layers: int, tiles: int, measured: LayerSeconds
+    ) -> None:
+        """`work`: launches a layer at each of `layers` steps. `measured`: before."""
         self.layers_left = layers
         self._work = work
         self._tiles = tiles
-        self._tile_layer_s = tile_layer_s
+        self._measured = measured
         self._pieces: deque[Piece] = deque()  # launched and not measured
 
     @property
     def layer_s(self) -> float:
-        return self.tile_layer_s * self._tiles
+        measured = self.measured
+        return max(measured.of_tile * self._tiles, measured.of_host * HOST_SHARE)
 
     @property
-    def tile_layer_s(self) -> float:
+    def measured(self) -> LayerSeconds:
         while self._pieces and self._pieces[0].end.query():  # type: ignore[no-untyped-call]
             piece = self._pieces.popleft()
             seconds: float = piece.begin.elapsed_time(piece.end) / 1e3
-            self._tile_layer_s = seconds / piece.layers / self._tiles
-        return self._tile_layer_s
+            self._measured = LayerSeconds(
+                seconds / piece.layers / self._tiles, piece.host_s / piece.layers
+            )
+        return self._measured
 
     def done(self) -> bool:
         return not self.layers_left and (not self._pieces or self._pieces[-1].end.query())  # type: ignore[no-untyped-call]
@@ -64,11 +80,12 @@ class EncodedImages:
     def launch_measured(self, layers: int) -> None:
         """`launch` on a GPU."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        before = self.layers_left
+        before, began = self.layers_left, time.perf_counter()
         begin.record()
         self.launch(layers)
         end.record()
-        self._pieces.append(Piece(begin, end, before - self.layers_left))
+        host_s = time.perf_counter() - began
+        self._pieces.append(Piece(begin, end, before - self.layers_left, host_s))
 
 
 class ImageStore:
@@ -88,7 +105,7 @@ class ImageStore:
         for key in dropped:
             self._embeddings.pop(key, None)
             self._features.pop(key, None)
-        before = 0.0 if self._batch is None else self._batch.tile_layer_s
+        before = LayerSeconds() if self._batch is None else self._batch.measured
         assert self._encoder is not None, "a model without images"
         alike = [[*some] for _, some in groupby(parts, key=lambda part: _colours(part.info))]
         layers, tiles = len(alike) * self._encoder.num_layers, sum(map(self._num_tiles, parts))
