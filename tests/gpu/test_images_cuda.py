@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, StepPlan
+from mla_router.worker.engine import engine as engine_module
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.runners.outputs import LayerOutput
-from mla_router.worker.engine.runners.piecewise import PiecewiseGraph
+from mla_router.worker.engine.runners.choose import RunnerChoice, RunnerKind, choose_runner
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
@@ -23,7 +22,7 @@ from support.tiny_model import VOCAB_SIZE
 pytestmark = pytest.mark.gpu
 
 CAPACITY = Capacity(400, 4, 12, 320, image_tokens=80, image_tiles=3)
-COUNT = 40
+COUNT = 24
 
 
 def serve(folder: Path, device: str, graphs: GraphSizes | None = None) -> Run:
@@ -42,21 +41,20 @@ def serve(folder: Path, device: str, graphs: GraphSizes | None = None) -> Run:
     )
 
 
-@pytest.mark.parametrize("graphs", [None, GraphSizes(piecewise=(16, 64))])
-def test_the_gpu_gives_the_cpu_s_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: GraphSizes | None
-) -> None:
-    """With piecewise graphs all steps with images are such graphs."""
-    with_images = []
-    replay = PiecewiseGraph.replay
+def test_the_gpu_gives_the_cpu_s_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short steps with images are piecewise graphs, long ones have none."""
+    kinds = set()
 
-    def counted(self: PiecewiseGraph, **step: Any) -> LayerOutput:
-        with_images.append(bool(step["embedded"]))
-        return replay(self, **step)
+    def choose(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
+        choice = choose_runner(plan, sizes)
+        if plan.has_images and sizes.piecewise:
+            kinds.add(choice.kind)
+        return choice
 
-    monkeypatch.setattr(PiecewiseGraph, "replay", counted)
+    monkeypatch.setattr(engine_module, "choose_runner", choose)
     write_tiny_llava(tmp_path, processor=False)
-    want, got = serve(tmp_path, "cpu"), serve(tmp_path, "cuda", graphs)
+    want = serve(tmp_path, "cpu")
+    got = serve(tmp_path, "cuda", GraphSizes(piecewise=(16, 24)))
     for n in range(COUNT):
         assert got.channel.tokens(f"r{n}") == want.channel.tokens(f"r{n}")
-    assert any(with_images) == (graphs is not None)
+    assert kinds == {RunnerKind.PIECEWISE, RunnerKind.EAGER}
