@@ -22,6 +22,7 @@ from record import record
 from gpu_idle import WORK
 
 NAME_LENGTH = 60
+LAST = "_best_of_row_kernel"  # of `kernels/sampling/sample.py`
 
 
 def parse_args() -> argparse.Namespace:
@@ -34,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 
 def shares(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the kernels of a Chrome trace's `events`, the longest first, with launches and us in a step, and the us
-    of idle time. A step ends with the copy of its tokens to the host."""
+    of idle time. The kernel LAST runs once in each step that samples: it writes the tokens to the host's memory."""
     work = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events
@@ -50,7 +51,7 @@ def shares(events: list[dict[str, Any]]) -> dict[str, Any]:
         idle += max(start - busy_until, 0.0)
         spent[name] += max(end - max(start, busy_until), 0.0)
         launches[name] += 1
-        steps += "DtoH" in name
+        steps += name == LAST
         busy_until = max(busy_until, end)
     steps = max(steps, 1)
     longest = sorted(spent, key=lambda name: -spent[name])

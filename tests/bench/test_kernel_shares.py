@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_shares import shares
+from kernel_shares import LAST, shares
 
 
 def event(start: float, length: float, name: str, category: str = "kernel") -> dict:
@@ -15,9 +15,9 @@ def test_time_of_each_kernel() -> None:
         event(105, 15, "b"),  # waited for `a`: 10
         event(112, 6, "c"),  # beside `b`: ends before it
         event(130, 10, "a"),  # 10 idle
-        event(140, 5, "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy"),
+        event(140, 5, LAST),
         event(150, 20, "a"),  # 5 idle
-        event(170, 5, "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy"),
+        event(170, 5, LAST),
         event(0, 1000, "forward", "cpu_op"),
     ]
     got = shares(events)
