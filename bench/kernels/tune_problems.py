@@ -43,7 +43,7 @@ from mla_router.worker.kernels.quantized_linear import (
     quantized_linear_triton,
     tiling,
 )
-from mla_router.worker.kernels.quantized_linear_hopper import in_ring
+from mla_router.worker.kernels.quantized_linear_hopper import most_rows
 from mla_router.worker.kernels.tuned import TunedTile, dense_name, kind_of, moe_name
 from mla_router.worker.kernels.weight import Quantized, Weight
 
@@ -160,7 +160,7 @@ class Dense:
         outputs, inputs = self.shape.outputs, self.shape.inputs
         fewest = LIBRARY_ROWS_OF_LARGE if outputs * inputs >= LARGE else LIBRARY_ROWS
         below = fewest if inputs % BLOCK[1] == 0 else max(self.rows) + 1
-        return tuple(rows for rows in self.rows if not in_ring(outputs, rows) and rows < below)
+        return tuple(rows for rows in self.rows if most_rows(outputs, inputs) < rows < below)
 
     def names(self, device: str) -> tuple[str, ...]:
         kind = kind_of(E4M3, BLOCK)

@@ -131,9 +131,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before, stop_at = list(solved), -1
     monkeypatch.setattr(sys, "argv", [*words, "--resume"])
     tune.main()
-    assert len(set(solved)) == len(solved) == 23 and solved[:4] == before
+    assert len(set(solved)) == len(solved) == 18 and solved[:4] == before
     tables = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
-    assert len(tables) == 7 + 7 + 2 and f"E=64,N=1408,device_name=G,{FP8_KIND}_down" in tables
+    assert len(tables) == 7 + 2 + 2 and f"E=64,N=1408,device_name=G,{FP8_KIND}_down" in tables
     for name, table in tables.items():
         if "w8a16" in name:  # 16 rows of so many inputs have another kernel
             assert list(table) == (["8"] if "K=10944" in name else ["8", "16"])

@@ -77,19 +77,21 @@ def test_product_of_quantized_rows_is_exact(
 def test_cpu_multiplies_the_numbers_of_the_kernels(
     outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype, out_dtype: torch.dtype
 ) -> None:
-    """Up to 16 rows of so few inputs as they are, more of them quantized. The result alone is rounded to bfloat16."""
+    """Rows of so few inputs as they are: one of FP8, up to 16 of INT8. More are quantized. The result alone is rounded to
+    bfloat16."""
     weight = drawn_weight(outputs, inputs, dtype=dtype, block=block)
     limit = 1e-5 if out_dtype == torch.float32 else 3e-3
-    for count in (1, 16, 17, 200):
+    kept_rows = 1 if dtype == FP8 else 16
+    for count in (1, 2, 16, 17, 200):
         x = torch.randn(count, inputs).bfloat16()
         exact = x.double() @ numbers(weight).T
         kept = linear(x, weight._replace(weight_only=True), out_dtype=out_dtype)
         assert relative_error(kept, exact) < limit, count
-        operand = x.double() if count <= 16 else rounded(x, dtype)
+        operand = x.double() if count <= kept_rows else rounded(x, dtype)
         got = linear(x, weight, out_dtype=out_dtype)
         assert got.dtype == out_dtype
         assert relative_error(got, operand @ numbers(weight).T) < limit, count
-        assert count <= 16 or relative_error(got, exact) > 4e-3, "not quantized"
+        assert count <= kept_rows or relative_error(got, exact) > 4e-3, "not quantized"
 
 
 def test_cpu_quantizes_from_fewer_rows_on_if_inputs_are_many() -> None:

@@ -36,6 +36,7 @@ from mla_router.worker.kernels.quantize import (
 )
 from mla_router.worker.kernels.quantized_gemv import quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear_hopper import (
+    in_ring,
     quantized_linear_hopper,
     suits_hopper,
 )
@@ -78,7 +79,8 @@ def row_form(x: Tensor, weight: Weight) -> RowForm:
     rows, inputs = len(x), weight.values.shape[1]
     if weight.is_plain or weight.weight_only or not on_gpu(x) or not has_kernel(x, weight):
         return PLAIN_ROWS
-    if few_rows.is_few(rows, inputs) or inputs < GROUP:
+    streams = few_rows.is_few(rows, inputs) and not suits_hopper(weight, rows)
+    if streams or inputs < GROUP:
         return PLAIN_ROWS
     return RowForm(plain=False, quantized=weight.values.dtype)
 
@@ -92,11 +94,11 @@ def quantized_linear(x: Activations, weight: Weight, *, out_dtype: torch.dtype) 
         return torch.empty(0, outputs, dtype=out_dtype, device=x.device)
     if rows == 1:
         return quantized_gemv_triton(dense_rows(x), weight, out_dtype=out_dtype)
-    if few_rows.is_few(*x.shape):
-        return few_rows.few_rows_quantized(dense_rows(x), weight, out_dtype=out_dtype)
     if suits_hopper(weight, rows):
         values = as_quantized(x, weight.values.dtype)
         return quantized_linear_hopper(values, weight, out_dtype=out_dtype)
+    if few_rows.is_few(*x.shape):
+        return few_rows.few_rows_quantized(dense_rows(x), weight, out_dtype=out_dtype)
     if _suits_library(x, weight, out_dtype):
         return _library(x, weight)
     values = as_quantized(x, weight.values.dtype)
@@ -126,8 +128,9 @@ def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
 
 
 def quantized_linear_torch(x: Tensor, weight: Weight, *, out_dtype: torch.dtype) -> Tensor:
-    """Quantizes the rows for which the kernels do, and sums in float32. Dequantizes the weight in each call."""
-    if weight.weight_only or few_rows.is_few(*x.shape) or not has_whole_groups(weight):
+    """Quantizes the rows for which the kernels of Hopper do, and sums in float32. Dequantizes the weight in each call."""
+    streams = few_rows.is_few(*x.shape) and not in_ring(weight, len(x))
+    if weight.weight_only or streams or not has_whole_groups(weight):
         rows = x.float()
     else:
         rows = round_rows(x, weight.values.dtype)

@@ -30,13 +30,14 @@ from mla_router.worker.kernels.hopper_ring import (
 )
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
+from mla_router.worker.kernels.quantized_few_rows import is_few
 from mla_router.worker.kernels.weight import Quantized, Weight
 
 MAX_ROWS = 128
 MAX_COLUMNS = 128  # of a warpgroup's product: rows of x times parts of the inputs
-MAX_OUTPUTS_OF_MANY_ROWS = (
-    16384  # for over 32 rows: larger weights have programs enough for the other kernel
-)
+# Weights of so many outputs and inputs at most are multiplied fastest by this kernel for 2 to 128 rows (steps of V2-Lite on an
+# H100). Larger ones for fewer rows: with more outputs the other kernels have programs enough
+SMALL_OUTPUTS, SMALL_INPUTS = 16384, 4096
 # The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
 # of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead
 STAGES = 8
@@ -46,13 +47,23 @@ CONSUMER_REGISTERS = {8: 96, 16: 96, 32: 112, 64: 160, 128: 232}  # of a thread,
 
 def suits_hopper(weight: Weight, rows: int) -> bool:
     """Whether `quantized_linear_hopper` serves a product of so many rows."""
-    is_fp8 = weight.values.dtype == torch.float8_e4m3fn
-    return is_fp8 and in_ring(len(weight.values), rows) and is_hopper(weight.values.device)
+    return in_ring(weight, rows) and is_hopper(weight.values.device)
 
 
-def in_ring(outputs: int, rows: int) -> bool:
-    """Whether the kernel is the fastest for so many rows, on an H200."""
-    return rows <= (32 if outputs > MAX_OUTPUTS_OF_MANY_ROWS else 64)
+def in_ring(weight: Weight, rows: int) -> bool:
+    """Whether the kernel is the fastest on Hopper for so many rows of a weight, which must be FP8."""
+    if weight.values.dtype != torch.float8_e4m3fn or weight.weight_only:
+        return False
+    outputs, inputs = weight.values.shape
+    is_small = outputs <= SMALL_OUTPUTS and inputs <= SMALL_INPUTS
+    return 1 < rows <= most_rows(outputs, inputs) and (is_small or not is_few(rows, inputs))
+
+
+def most_rows(outputs: int, inputs: int) -> int:
+    """Returns the most rows for which the kernel is the fastest."""
+    if outputs > SMALL_OUTPUTS:
+        return 32
+    return MAX_ROWS if inputs <= SMALL_INPUTS else 64
 
 
 def splits(rows: int) -> tuple[int, ...]:
