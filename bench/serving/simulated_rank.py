@@ -9,7 +9,8 @@ out are the waits of ranks for each other, whose loads differ, and the scheduler
 
 With fewer `--layers` than the model has, the missing layers count like the last existing ones. The time of those is the
 difference of two measurements, with and without them.
-The batch sizes are requests a rank, also with `tp`: all ranks together have the same requests in both.
+The batch sizes are requests a rank, also with `tp`: all ranks together have the same requests in both. Then a rank has the KV
+cache of its own requests with `dp`, and of all with `tp`. The rows of N and N / `--ranks` requests have equal KV caches.
 """
 
 from __future__ import annotations
@@ -325,7 +326,7 @@ def experts_floor_us(engine: Engine, rows: int, speed: float) -> float:
     return 1e6 * nbytes * hit / speed
 
 
-def show(rows: list[dict[str, Any]], whole: int) -> None:
+def show(rows: list[dict[str, Any]], ranks: int, whole: int) -> None:
     print(
         "simulated  step     requests  step ms  floor ms  tokens/s of all  layer us  experts us  floor us"
     )
@@ -347,10 +348,16 @@ def show(rows: list[dict[str, Any]], whole: int) -> None:
             "tokens_per_s_of_all"
         ]
     for size, found in by_size.items():
+        what = f"{size} requests a rank" if size else "prefill"
         if len(found) == 2:
-            what = f"{size} requests a rank" if size else "prefill"
             print(
                 f"simulated: DP attention against TP attention, {what}: {found['dp'] / found['tp']:.2f}x"
+            )
+        # With TP attention each rank keeps the KV cache of all requests
+        of_memory = by_size.get(size // ranks, {}) if size else {}
+        if "dp" in found and "tp" in of_memory:
+            print(
+                f"simulated: with KV cache of {size} requests on each rank: {found['dp'] / of_memory['tp']:.2f}x"
             )
     if rows[0]["layers"] < whole:
         print(f"simulated: {rows[0]['layers']} of {whole} layers measured, the others extrapolated")
@@ -367,7 +374,7 @@ def main() -> None:
         for attention in args.attention:
             rows += simulate(own, Division(attention, args.ranks), args, whole)
             gc.collect()  # the engine with its graphs, before the next is loaded
-    show(rows, whole)
+    show(rows, args.ranks, whole)
     settings = {key: vars(args)[key] for key in ("ranks", "layers", "input_len", "prefill_tokens")}
     settings |= {"link_gb_per_s": args.link_gb_per_s, "latency_us": args.latency_us}
     record("simulated_rank", {"simulated": True, "config": settings, "rows": rows}, args.out)

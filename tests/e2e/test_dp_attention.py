@@ -124,6 +124,12 @@ def test_flushes_do_not_disturb_steps(group: processes.Running, small_worker: st
     assert found == expected
 
 
+async def refusal(url: str) -> tuple[int, str]:
+    body = {"prompt": "It is", "max_tokens": 1}
+    async with client.session() as http, http.post(url + "/v1/completions", json=body) as answer:
+        return answer.status, (await answer.json())["error"]["code"]
+
+
 def test_all_dp_ranks_are_unhealthy_while_one_is_stopped(group: processes.Running) -> None:
     urls = [worker["url"] for worker in processes.workers(group.url)]
     stopped = schedulers(group)[1].number
@@ -131,6 +137,7 @@ def test_all_dp_ranks_are_unhealthy_while_one_is_stopped(group: processes.Runnin
     try:
         for url in urls:
             wait_until(lambda url=url: processes.status_of(url + "/health") == 503, "it says 503")
+            assert asyncio.run(refusal(url)) == (503, "stuck")
     finally:
         os.kill(stopped, signal.SIGCONT)
     for url in urls:

@@ -122,6 +122,9 @@ class ServerState:
         """Returns the service for a new generation. Raises Unavailable."""
         if self.draining:
             raise Unavailable("This worker is shutting down", code="draining", retry_after=1)
+        # A stream that another DP rank has lost would come here next, only to be lost again with the whole group
+        if self.dp_rank is not None and self.watch.is_frozen:
+            raise Unavailable("A rank of the DP group is stuck", code="stuck", retry_after=1)
         return self.ready()
 
     def healthy(self) -> bool:
