@@ -1,14 +1,17 @@
 //! The choice of a worker: a snapshot of the workers, the prefix match of each, the choice of the policy, and the
 //! reservation that makes the choice visible to the next request.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    fleet::{LoadGuard, registry::known},
+    fleet::{LoadGuard, Replica, registry::known},
     key::RouteKey,
     names::{ModelName, WorkerId},
     policy::{Candidate, Choice, PolicyRequest, Reason, least_loaded},
+    tree::PrefixTree,
 };
 
 /// The class of a request, for the choice of a worker.
@@ -44,6 +47,60 @@ pub struct Scratch {
     held: Vec<u32>,
 }
 
+impl Scratch {
+    /// Looks up the prefix matches of `key`.
+    fn look_up(&mut self, tree: &PrefixTree, key: Option<&RouteKey>) {
+        self.matches.clear();
+        if let Some(key) = key {
+            tree.lookup(key, &mut self.matches);
+        }
+    }
+
+    /// Collects the candidates: the workers in rotation for `model` that are not in `tried`. Returns whether there are
+    /// workers in rotation, also if all of them are in `tried`.
+    fn collect(
+        &mut self,
+        replicas: &[Arc<Replica>],
+        model: Option<ModelName>,
+        tried: &[WorkerId],
+        now: Instant,
+    ) -> bool {
+        let Self { candidates, places, matches, held } = self;
+        for (id, blocks) in &*matches {
+            let id = id.0 as usize;
+            held.resize(held.len().max(id + 1), 0);
+            held[id] = *blocks;
+        }
+        // If the breakers of all remaining workers are open, an attempt is better than a refusal.
+        let respect_breakers = replicas.iter().any(|replica| {
+            let backend = &replica.backend;
+            backend.takes_requests() && backend.may_serve(model) && !tried.contains(&replica.id)
+        });
+        candidates.clear();
+        places.clear();
+        let mut any_healthy = false;
+        for (place, replica) in replicas.iter().enumerate() {
+            let backend = &replica.backend;
+            if !backend.is_in_rotation()
+                || respect_breakers && !backend.takes_requests()
+                || !backend.may_serve(model)
+            {
+                continue;
+            }
+            any_healthy = true;
+            if !tried.contains(&replica.id) {
+                let blocks = held.get(replica.id.0 as usize).copied().unwrap_or(0);
+                candidates.push(replica.candidate(blocks, now));
+                places.push(place);
+            }
+        }
+        for (id, _) in &*matches {
+            held[id.0 as usize] = 0;
+        }
+        any_healthy
+    }
+}
+
 impl Router {
     /// Chooses among the healthy workers that are not in `tried`, and reserves the load of the request.
     pub fn select(
@@ -58,46 +115,29 @@ impl Router {
             _ => None,
         };
         let replicas = self.registry.replicas();
-        let mut healthy = 0;
+        let model = known(&replicas, model);
         // One choice at a time, from the look-up in the tree to the insertion: two requests with the same new
         // prefix that arrive together must not both find it cold.
-        let mut choosing = self.choosing.lock();
-        let Scratch { candidates, places, matches, held } = &mut *choosing;
-        matches.clear();
-        if let Some(key) = key {
-            self.tree.lookup(key, matches);
-        }
-        for (id, blocks) in &*matches {
-            let id = id.0 as usize;
-            held.resize(held.len().max(id + 1), 0);
-            held[id] = *blocks;
-        }
-        let model = known(&replicas, model);
-        // If the breakers of all remaining workers are open, an attempt is better than a refusal.
-        let respect_breakers = replicas.iter().any(|replica| {
-            let backend = &replica.backend;
-            backend.takes_requests() && backend.may_serve(model) && !tried.contains(&replica.id)
-        });
-        candidates.clear();
-        places.clear();
-        for (place, replica) in replicas.iter().enumerate() {
-            let backend = &replica.backend;
-            if !backend.is_in_rotation()
-                || respect_breakers && !backend.takes_requests()
-                || !backend.may_serve(model)
-            {
-                continue;
+        let mut scratch = self.choosing.lock();
+        scratch.look_up(&self.tree, key);
+        let any_healthy = scratch.collect(&replicas, model, tried, now);
+        match self.choose(class, &scratch.candidates, now) {
+            Some(choice) => {
+                let replica = &replicas[scratch.places[choice.index]];
+                Placement::Worker(self.reserve(replica, class, key, &choice))
             }
-            healthy += 1;
-            if !tried.contains(&replica.id) {
-                let blocks = held.get(replica.id.0 as usize).copied().unwrap_or(0);
-                candidates.push(replica.candidate(blocks, now));
-                places.push(place);
-            }
+            None if any_healthy => Placement::AllTried,
+            None => Placement::NoneHealthy,
         }
-        for (id, _) in &*matches {
-            held[id.0 as usize] = 0;
-        }
+    }
+
+    /// The choice of the policy, or the least loaded worker if the policy has no say. `None` without a candidate.
+    fn choose(
+        &self,
+        class: RouteClass<'_>,
+        candidates: &[Candidate],
+        now: Instant,
+    ) -> Option<Choice> {
         let choice = match class {
             RouteClass::Policy(key) => {
                 let owner_share = self.owner_share.share(now);
@@ -105,20 +145,24 @@ impl Router {
             }
             RouteClass::LeastLoaded | RouteClass::Light => None,
         };
-        let Choice { index, uncached_tokens, reason, at_owner } = match choice {
-            Some(choice) => choice,
-            None => match least_loaded(candidates) {
-                Some(index) => {
-                    Choice { index, uncached_tokens: 0, reason: Reason::NoPrefix, at_owner: None }
-                }
-                None if healthy > 0 => return Placement::AllTried,
-                None => return Placement::NoneHealthy,
-            },
-        };
-        let replica = &replicas[places[index]];
+        choice.or_else(|| {
+            let index = least_loaded(candidates)?;
+            Some(Choice { index, uncached_tokens: 0, reason: Reason::NoPrefix, at_owner: None })
+        })
+    }
+
+    /// Reserves the load of a request on `replica`, and inserts its prompt, `key`, into the tree.
+    fn reserve(
+        &self,
+        replica: &Arc<Replica>,
+        class: RouteClass<'_>,
+        key: Option<&RouteKey>,
+        choice: &Choice,
+    ) -> LoadGuard {
+        let (tokens, reason) = (u64::from(choice.uncached_tokens), choice.reason);
         let mut guard = match class {
-            RouteClass::Light => replica.reserve_light(u64::from(uncached_tokens), reason),
-            _ => replica.reserve(u64::from(uncached_tokens), reason),
+            RouteClass::Light => replica.reserve_light(tokens, reason),
+            _ => replica.reserve(tokens, reason),
         };
         replica.counters.selections.increment(reason);
         if let RouteClass::Policy(Some(key)) = class {
@@ -126,7 +170,7 @@ impl Router {
         }
         if let Some(key) = key {
             let receipt = self.tree.insert(key, replica.id);
-            guard.at_owner = at_owner;
+            guard.at_owner = choice.at_owner;
             guard.share_prefix(key, receipt.held);
             guard.prediction = replica.learned.predict(receipt);
             // The replica was removed meanwhile, and its share dropped before this insertion: drop it again.
@@ -134,7 +178,6 @@ impl Router {
                 self.tree.remove_worker(replica.id);
             }
         }
-        drop(choosing);
-        Placement::Worker(guard)
+        guard
     }
 }

@@ -90,9 +90,6 @@ fn take_over(socket: &Socket) -> io::Result<()> {
     Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
-/// The tasks of the open connections. A task returns its connection if a core is to serve it.
-type Connections = JoinSet<Option<AcceptedConnection>>;
-
 /// Accepts connections until the lifecycle is `Stopping`. Then open connections may finish until its deadline.
 pub(crate) async fn accept(
     listener: TcpListener,
@@ -101,89 +98,21 @@ pub(crate) async fn accept(
     mut lifecycle: watch::Receiver<Lifecycle>,
     cores: Option<Cores>,
 ) {
-    let workers = router.registry.replicas().len();
-    let connection_limit = Arc::new(ConnectionLimit::new(router.config.max_connections, workers));
-    let max_connections = connection_limit.count + connection_limit.extra;
-    let metrics = Arc::clone(&router.metrics);
-    let admin = admin::routes(Arc::clone(&router));
-    let sites = listener.local_addr().map(|address| Sites::new(&router.config, address));
-    let sites = Arc::new(sites.expect("contract: a listening socket has an address"));
-    // Dropping the set aborts the connections that are left in it.
-    let mut connections = JoinSet::new();
-    let cores = cores.as_ref();
-    let serve = {
-        let (lifecycle, connection_limit) = (lifecycle.clone(), Arc::clone(&connection_limit));
-        move |connections: &mut Connections, (stream, client): (TcpStream, SocketAddr)| {
-            let (router, admin) = (Arc::clone(&router), admin.clone());
-            let sites = Arc::clone(&sites);
-            let permit = connection_limit.take().map_or_else(OnceLock::new, OnceLock::from);
-            let (connection_limit, lifecycle) = (Arc::clone(&connection_limit), lifecycle.clone());
-            let closes = false;
-            let serving = Serving {
-                router,
-                admin,
-                sites,
-                connection_limit,
-                permit,
-                client,
-                lifecycle,
-                closes,
-            };
-            match (cores, &tls) {
-                (None, tls) => connections.spawn(run_to_end(serving.run(stream, tls.clone()))),
-                (Some(_), None) => connections.spawn(serving.wait_for_bytes(stream)),
-                // The first bytes are encrypted; the core decrypts them.
-                (Some(cores), Some(tls)) => {
-                    let Ok(stream) = stream.into_std() else { return };
-                    let tls = Arc::clone(tls);
-                    let serve = async move {
-                        if let Ok(stream) = TcpStream::from_std(stream) {
-                            serving.run(stream, Some(tls)).await;
-                        }
-                    };
-                    connections.spawn_on(run_to_end(serve), cores.next())
-                }
-            };
-        }
-    };
-    let serve_on_core =
-        |connections: &mut Connections, left: Result<Option<AcceptedConnection>, JoinError>| {
-            if let (Ok(Some(accepted)), Some(cores)) = (left, cores) {
-                connections.spawn_on(run_to_end(accepted.run()), cores.next());
-            }
-        };
-    let mut warnings = Throttle::default();
+    let address = listener.local_addr().expect("contract: a listening socket has an address");
+    let mut acceptor = Acceptor::new(router, address, tls, lifecycle.clone(), cores);
     let mut listener = Some(listener);
     let deadline = loop {
-        metrics.client_connections.set(connections.len() as u64);
+        let is_full = acceptor.is_full();
         tokio::select! {
-            accepted = next(listener.as_ref()), if connections.len() < max_connections => match accepted {
-                Ok(accepted) => {
-                    metrics.client_connections_accepted.increment();
-                    let is_full = connections.len() >= connection_limit.count;
-                    // An idle connection is closed to free a permit.
-                    if is_full && !connection_limit.close_idle() && warnings.allow() {
-                        tracing::warn!("the limit of {} connections is reached", connection_limit.count);
-                    }
-                    serve(&mut connections, accepted);
-                }
-                // The client has closed the connection before it was accepted.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    if warnings.allow() {
-                        tracing::warn!("cannot accept a connection: {error}");
-                    }
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
-            Some(left) = connections.join_next() => serve_on_core(&mut connections, left),
-            () = sleep(CLOSE_PERIOD), if connections.len() >= max_connections => {
-                connection_limit.close_idle();
+            accepted = next(listener.as_ref()), if !is_full => acceptor.accepted(accepted).await,
+            Some(left) = acceptor.connections.join_next() => acceptor.serve_on_core(left),
+            () = sleep(CLOSE_PERIOD), if is_full => {
+                acceptor.connection_limit.close_idle();
             }
             changed = lifecycle.changed() => match changed.map(|()| *lifecycle.borrow_and_update()) {
                 Ok(Lifecycle::Serving | Lifecycle::Draining) => {}
                 Ok(Lifecycle::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
-                    serve(&mut connections, left);
+                    acceptor.serve(left);
                 },
                 Ok(Lifecycle::Stopping(deadline)) => break deadline,
                 // The handle was dropped.
@@ -192,13 +121,126 @@ pub(crate) async fn accept(
         }
     };
     drop(listener);
-    let all_closed = async {
-        while let Some(left) = connections.join_next().await {
-            serve_on_core(&mut connections, left);
+    acceptor.finish(deadline).await;
+}
+
+/// The open connections, with everything that a new one needs.
+struct Acceptor {
+    /// A task for each connection. It returns the connection if a core is to serve it. Dropping the set aborts the tasks,
+    /// so it is dropped before the cores.
+    connections: JoinSet<Option<AcceptedConnection>>,
+    router: Arc<Router>,
+    admin: axum::Router,
+    sites: Arc<Sites>,
+    tls: Option<Arc<Tls>>,
+    lifecycle: watch::Receiver<Lifecycle>,
+    /// The threads that serve connections; `None` to serve them on the runtime of the caller.
+    cores: Option<Cores>,
+    connection_limit: Arc<ConnectionLimit>,
+    warnings: Throttle,
+}
+
+impl Acceptor {
+    fn new(
+        router: Arc<Router>,
+        address: SocketAddr,
+        tls: Option<Arc<Tls>>,
+        lifecycle: watch::Receiver<Lifecycle>,
+        cores: Option<Cores>,
+    ) -> Self {
+        let workers = router.registry.replicas().len();
+        let connection_limit = ConnectionLimit::new(router.config.max_connections, workers);
+        Self {
+            connections: JoinSet::new(),
+            admin: admin::routes(Arc::clone(&router)),
+            sites: Arc::new(Sites::new(&router.config, address)),
+            router,
+            tls,
+            lifecycle,
+            cores,
+            connection_limit: Arc::new(connection_limit),
+            warnings: Throttle::default(),
         }
-    };
-    if timeout_at(deadline, all_closed).await.is_err() {
-        tracing::warn!("closing {} connections that did not end in time", connections.len());
+    }
+
+    /// Whether no further connection may be accepted. Updates the count of connections in the metrics.
+    fn is_full(&self) -> bool {
+        let count = self.connections.len();
+        self.router.metrics.client_connections.set(count as u64);
+        count >= self.connection_limit.count + self.connection_limit.extra
+    }
+
+    /// Handles the outcome of an accept.
+    async fn accepted(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
+        match accepted {
+            Ok(accepted) => {
+                self.router.metrics.client_connections_accepted.increment();
+                let limit = self.connection_limit.count;
+                let is_at_limit = self.connections.len() >= limit;
+                // An idle connection is closed to free a permit.
+                if is_at_limit && !self.connection_limit.close_idle() && self.warnings.allow() {
+                    tracing::warn!("the limit of {limit} connections is reached");
+                }
+                self.serve(accepted);
+            }
+            // The client has closed the connection before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                if self.warnings.allow() {
+                    tracing::warn!("cannot accept a connection: {error}");
+                }
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+
+    /// Starts the task of a new connection.
+    fn serve(&mut self, (stream, client): (TcpStream, SocketAddr)) {
+        let serving = Serving {
+            router: Arc::clone(&self.router),
+            admin: self.admin.clone(),
+            sites: Arc::clone(&self.sites),
+            permit: self.connection_limit.take().map_or_else(OnceLock::new, OnceLock::from),
+            connection_limit: Arc::clone(&self.connection_limit),
+            client,
+            lifecycle: self.lifecycle.clone(),
+            closes: false,
+        };
+        let connections = &mut self.connections;
+        match (&self.cores, self.tls.clone()) {
+            (None, tls) => connections.spawn(run_to_end(serving.run(stream, tls))),
+            (Some(_), None) => connections.spawn(serving.wait_for_bytes(stream)),
+            // The first bytes are encrypted; the core decrypts them.
+            (Some(cores), Some(tls)) => {
+                let Ok(stream) = stream.into_std() else { return };
+                let serve = async move {
+                    if let Ok(stream) = TcpStream::from_std(stream) {
+                        serving.run(stream, Some(tls)).await;
+                    }
+                };
+                connections.spawn_on(run_to_end(serve), cores.next())
+            }
+        };
+    }
+
+    /// Passes the connection of an ended task on to a core, if it is to be served there.
+    fn serve_on_core(&mut self, left: Result<Option<AcceptedConnection>, JoinError>) {
+        if let (Ok(Some(accepted)), Some(cores)) = (left, &self.cores) {
+            self.connections.spawn_on(run_to_end(accepted.run()), cores.next());
+        }
+    }
+
+    /// Waits until all connections are closed. Closes the last ones at `deadline`.
+    async fn finish(mut self, deadline: Instant) {
+        let all_closed = async {
+            while let Some(left) = self.connections.join_next().await {
+                self.serve_on_core(left);
+            }
+        };
+        if timeout_at(deadline, all_closed).await.is_err() {
+            let count = self.connections.len();
+            tracing::warn!("closing {count} connections that did not end in time");
+        }
     }
 }
 
