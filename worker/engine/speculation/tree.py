@@ -1,9 +1,9 @@
-"""Trees of drafts by an EAGLE head (EAGLE-2, arXiv:2406.16858).
+"""Trees of drafts by one layer behind the model (EAGLE-2, arXiv:2406.16858).
 
 Behind the sampling of a step, the layer runs over all its rows (`extension.py`), and the accepted nodes are moved to the
 pages of their slots. Then a tree grows from the last token of each slot: in each depth the layer runs over the best nodes
-of the depth before (`candidates.py`). Their keys and values lie behind the pages of all requests, as those of the nodes that
-the next step verifies, and are not kept.
+of the depth before (`kernels/sampling/tree_growth.py`). Their keys and values lie behind the pages of all requests, as those
+of the nodes that the next step verifies, and are not kept.
 
 The children of a node are the tokens of the largest scores with the noise of the token that they stand for
 (`kernels/sampling/top_scores.py`). The first one is the draft of a chain.
@@ -20,13 +20,14 @@ from torch import Tensor
 from mla_router.worker.core import Admitted
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
-from mla_router.worker.engine.speculation.candidates import Beam, Candidates
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
 from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
 from mla_router.worker.engine.speculation.slot_drafts import SlotDrafts
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.kernels.sampling.tree_choice import choose_nodes
+from mla_router.worker.kernels.sampling.tree_growth import Candidates, Roots, grow_tree
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.tree_shape import TreeShape
 
@@ -106,48 +107,20 @@ class Tree:
 
     def _grow(self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None) -> None:
         """Implements `WriteDrafts`."""
-        state, model, width = self._forward.slots, self._forward.model, self._shape.topk
+        state, model, shape = self._forward.slots, self._forward.model, self._shape
         slots, bounds = slots_and_bounds.unbind()
+        roots = Roots(slots, bounds, state.lengths, self._state.first_row, shape)
+        candidates = Candidates.empty(len(slots), shape, slots.device)
         known = state.lengths[slots]
-        candidates = Candidates(self._shape)
-        best = self._draws(slots, known).best(model.logits(hidden_states), width)
-        beam = candidates.add_first(*best)
-        hidden_states = hidden_states.repeat_interleave(width, dim=0)
-        if self._shape.depth > 1:
-            draws = self._draws(
-                slots.repeat_interleave(width), (known + 1).repeat_interleave(width)
-            )
-        for depth in range(1, self._shape.depth):
-            rows, tail = self._rows(slots, bounds, beam, depth)
-            batch = self._forward.decode_batch(rows, width, longest, tail)
-            hidden_states = self._extend.run(batch, hidden_states, rows.tokens)
-            tokens, shares = draws.best(model.logits(hidden_states), width)
-            shape = len(slots), width, width
-            beam = candidates.add(beam, tokens.view(shape), shares.view(shape))
-            firsts = torch.arange(len(slots), device=slots.device)[:, None] * width
-            hidden_states = hidden_states.index_select(0, (firsts + beam.origins).flatten())
-        tokens, *trees = candidates.choose()
-        state.drafts.index_copy_(0, slots, tokens)
-        self._state.write(slots, *trees)
-
-    def _rows(
-        self, slots: Tensor, bounds: Tensor, beam: Beam, depth: int
-    ) -> tuple[LookedUp, TreeTail]:
-        """Returns the rows of the nodes of a depth that are expanded, [S * K], and their attention among each other."""
-        width, expanded = self._shape.topk, self._shape.expanded
-        # The layer has the tokens in front of the last one, and the row of a node has the position of the token before it
-        before = self._forward.slots.lengths[slots].long() - 1
-        numbers = torch.arange(len(slots), device=slots.device)
-        is_idle = (before + depth > bounds) | (numbers >= self._shape.slots)
-        positions = torch.where(is_idle, 0, before + depth - 1)
-        firsts = self._state.first_row + numbers * expanded + (depth - 1) * width
-        locations = firsts[:, None] + torch.arange(width, device=slots.device)
-        rows = LookedUp(
-            slots.repeat_interleave(width),
-            before.clamp_min(1).to(torch.int32).repeat_interleave(width),
-            beam.tokens.flatten(),
-            positions.repeat_interleave(width),
-            torch.where(is_idle[:, None], 0, locations).flatten(),
-        )
-        visible = torch.where(is_idle[:, None], 0, beam.visible).flatten()
-        return rows, TreeTail(visible, width, expanded, self._state.first_row)
+        draws, beam = self._draws(slots, known), None
+        for depth in range(1, shape.depth + 1):
+            if beam is not None:
+                tail = TreeTail(beam.visible, shape.topk, shape.expanded, roots.first_row)
+                batch = self._forward.decode_batch(beam.rows, shape.topk, longest, tail)
+                above = hidden_states.index_select(0, beam.parents)
+                hidden_states = self._extend.run(batch, above, beam.rows.tokens)
+            best = draws.best(model.logits(hidden_states), shape.topk)
+            beam = grow_tree(candidates, beam, *best, depth, roots)
+            if depth == 1:
+                draws = self._draws(beam.rows.slots, (known + 1).repeat_interleave(shape.topk))
+        choose_nodes(candidates, slots, state.drafts, self._state.trees)

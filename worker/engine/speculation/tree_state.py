@@ -59,8 +59,3 @@ class TreeState:
         """Returns the attention among the nodes of the first `rows` rows of the step that was looked up last."""
         nodes = self.shape.nodes
         return TreeTail(self._visible[:rows], nodes, nodes, self.first_row)
-
-    def write(self, slots: Tensor, parents: Tensor, depths: Tensor, ancestors: Tensor) -> None:
-        """Writes the trees of `slots` [S] int64, each [S, N] int64 as of `Trees`."""
-        for of_all, of_slots in zip(self.trees, (parents, depths, ancestors), strict=True):
-            of_all.index_copy_(0, slots, of_slots)

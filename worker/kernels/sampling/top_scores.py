@@ -69,8 +69,22 @@ def top_scores_triton(
         num_warps=8,
         **launch_options(),
     )
-    best, at = best.topk(count)
-    return tokens.gather(1, at), best - totals.logsumexp(dim=1, keepdim=True)
+    found = tokens.new_empty(rows, count)
+    shares = best.new_empty(rows, count)
+    _top_of_row_kernel[(rows,)](
+        best,
+        tokens,
+        totals,
+        found,
+        shares,
+        BLOCKS=blocks,
+        WIDTH=triton.next_power_of_2(blocks),
+        COUNT=count,
+        FOUND=triton.next_power_of_2(blocks * count),
+        num_warps=1 if blocks * count <= 256 else 4,
+        **launch_options(),
+    )
+    return found, shares
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "temperatures", "seeds"])
@@ -107,3 +121,32 @@ def _top_of_block_kernel(
         token = tl.minimum(block * BLOCK + place, vocab_size - 1)
         tl.store(tokens + at * COUNT + rank, token.to(tl.int64))
         score = tl.where(column == block * BLOCK + place, float("-inf"), score)
+
+
+@triton.jit
+def _top_of_row_kernel(
+    best,
+    tokens,
+    totals,
+    out,
+    shares,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    FOUND: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0).to(tl.int64)
+    block, place = tl.arange(0, WIDTH), tl.arange(0, FOUND)
+    total = tl.load(totals + row * BLOCKS + block, block < BLOCKS, other=float("-inf"))
+    largest = tl.max(total, 0)
+    total = largest + tl.log(tl.sum(tl.exp(total - largest), 0))
+    own = row * (BLOCKS * COUNT)
+    score = tl.load(best + own + place, place < BLOCKS * COUNT, other=float("-inf"))
+    left = place < BLOCKS * COUNT
+    for rank in range(COUNT):
+        largest = tl.max(tl.where(left, score, float("-inf")), 0)
+        first = tl.min(tl.where(left & (score == largest), place, FOUND), 0)
+        left = left & (place != first)
+        tl.store(out + row * COUNT + rank, tl.load(tokens + own + first))
+        tl.store(shares + row * COUNT + rank, largest - total)

@@ -1,0 +1,114 @@
+"""The choice of the trees of drafts that are verified, among their candidates (`tree_growth.py`)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.sampling.tree_growth import Candidates
+
+
+def choose_nodes(candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees) -> None:
+    """Writes the trees of the best candidates of S slots, the earlier ones of equals: to the lines `slots` [S] int64 of `drafts`
+    [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N] the rest. Nodes
+    have the order of the candidates."""
+    op = choose_nodes_triton if slots.is_cuda else choose_nodes_torch
+    op(candidates, slots, drafts, trees)
+
+
+def choose_nodes_torch(candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees) -> None:
+    (count, among), nodes = candidates.tokens.shape, drafts.shape[1] + 1
+    # Of equal candidates the shallower one is first, which may be the parent of the other
+    order = candidates.confidences.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, : nodes - 1].sort(dim=1).values
+    # The number of a candidate's node; number 0 is the root's
+    numbers = torch.zeros(count, among + 1, dtype=torch.int64, device=slots.device)
+    steps = torch.arange(nodes, device=slots.device)
+    numbers.scatter_(1, chosen + 1, steps[1:].expand_as(chosen))
+    parents = numbers.gather(1, candidates.parents.gather(1, chosen) + 1)
+    parents = torch.cat((parents.new_zeros(count, 1), parents), dim=1)
+    depths, ancestors = torch.zeros_like(parents), torch.zeros_like(parents)
+    ancestors[:, 0] = 1
+    for node in range(1, nodes):
+        above = parents[:, node : node + 1]
+        depths[:, node] = depths.gather(1, above)[:, 0] + 1
+        ancestors[:, node] = ancestors.gather(1, above)[:, 0] | 1 << steps[node]
+    drafts.index_copy_(0, slots, candidates.tokens.gather(1, chosen))
+    for of_all, of_slots in zip(trees, (parents, depths, ancestors), strict=True):
+        of_all.index_copy_(0, slots, of_slots)
+
+
+def choose_nodes_triton(
+    candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees
+) -> None:
+    (count, among), nodes = candidates.tokens.shape, drafts.shape[1] + 1
+    assert all(x.shape[1] == nodes and x.is_contiguous() for x in trees) and (
+        drafts.is_contiguous() and all(x.is_contiguous() for x in (*candidates, slots))
+    ), f"drafts {tuple(drafts.shape)}, trees {[tuple(x.shape) for x in trees]}"
+    _choose_kernel[(count,)](
+        *candidates,
+        slots,
+        drafts,
+        *trees,
+        CANDIDATES=among,
+        WIDTH=triton.next_power_of_2(among),
+        NODES=nodes,
+        NODE_WIDTH=triton.next_power_of_2(nodes),
+        num_warps=1 if among <= 256 else 4,
+        **launch_options(),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _choose_kernel(
+    tokens,
+    confidences,
+    candidate_parents,
+    slots,
+    drafts,
+    parents,
+    depths,
+    ancestors,
+    CANDIDATES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NODES: tl.constexpr,
+    NODE_WIDTH: tl.constexpr,
+):
+    """A program is for a slot."""
+    wait_for_previous()
+    at = tl.program_id(0).to(tl.int64) * CANDIDATES
+    slot = tl.load(slots + tl.program_id(0))
+    candidate, place = tl.arange(0, WIDTH), tl.arange(0, NODE_WIDTH)
+    exists = candidate < CANDIDATES
+    confidence = tl.load(confidences + at + candidate, exists, other=float("-inf"))
+    left = exists
+    for _ in range(1, NODES):
+        largest = tl.max(tl.where(left, confidence, float("-inf")), 0)
+        best = tl.min(tl.where(left & (confidence == largest), candidate, WIDTH), 0)
+        left = left & (candidate != best)
+    chosen = exists & (left == 0)
+    number = tl.cumsum(chosen.to(tl.int32), 0)
+    of_parent = tl.zeros([NODE_WIDTH], tl.int64)
+    depth = tl.zeros([NODE_WIDTH], tl.int64)
+    bits = (place == 0).to(tl.int64)
+    previous = -1
+    for node in range(1, NODES):
+        # A parent comes before its children
+        previous = tl.min(tl.where(chosen & (candidate > previous), candidate, WIDTH), 0)
+        tl.store(drafts + slot * (NODES - 1) + node - 1, tl.load(tokens + at + previous))
+        parent = tl.load(candidate_parents + at + previous)
+        above = tl.sum(tl.where(candidate == parent, number, 0), 0)  # 0 for the root
+        own = tl.sum(tl.where(place == above, bits, 0), 0)
+        own = own | (tl.full([], 1, tl.int64) << node)
+        behind = tl.sum(tl.where(place == above, depth, 0), 0) + 1
+        bits = tl.where(place == node, own, bits)
+        depth = tl.where(place == node, behind, depth)
+        of_parent = tl.where(place == node, above.to(tl.int64), of_parent)
+    to = slot * NODES + place
+    tl.store(parents + to, of_parent, place < NODES)
+    tl.store(depths + to, depth, place < NODES)
+    tl.store(ancestors + to, bits, place < NODES)
