@@ -398,7 +398,8 @@ class Scheduler:
                 request.launched_outputs += given - most
                 request.least_outputs += given - 1
             if step.plan.num_drafts and request.is_live:
-                self.drafts.count(proposed=step.plan.num_drafts, accepted=given - 1)
+                proposed = step.plan.rows_per_decode - 1
+                self.drafts.count(proposed=proposed, accepted=given - 1)
                 request.accepted += max(0, given - 1)
 
     # -- ends of requests -----------------------------------------------------------------------

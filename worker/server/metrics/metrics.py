@@ -207,7 +207,7 @@ class _SchedulerCollector:
             ),
             (
                 "sglang:spec_accept_rate",
-                "Share of drafts that were accepted, since the start.",
+                "Share of drafts that were accepted, since the start; of a tree all nodes behind the root are drafts.",
                 stats.accepted_tokens / stats.draft_tokens if stats.draft_tokens else None,
             ),
         ):
@@ -234,7 +234,7 @@ class _SchedulerCollector:
             ),
             (
                 "vllm:spec_decode_num_draft_tokens",
-                "Drafts that were verified.",
+                "Drafts that were verified; of a tree all nodes behind the root.",
                 stats.draft_tokens,
             ),
             (
