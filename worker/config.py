@@ -99,7 +99,10 @@ class WorkerConfig(Settings):
                 f"leave it out"
             )
         for other, is_set in (
-            ("--tp-size with trees", self.tp_size > 1 and self.speculative_eagle_topk > 1),
+            (
+                "--enable-dp-attention with trees",
+                self.attn_dp_size > 1 and self.speculative_eagle_topk > 1,
+            ),
             ("--enable-flashinfer-mla", self.enable_flashinfer_mla),
             ("--enable-torch-compile", self.enable_torch_compile),
         ):
@@ -111,14 +114,10 @@ class WorkerConfig(Settings):
     def _check_tree(self, flag: str) -> None:
         tree, topk = self.tree, f"--speculative-eagle-topk {self.speculative_eagle_topk}"
         assert tree is not None, "trees are on"
-        if self.speculative_algorithm != "EAGLE":
-            raise ConfigError(
-                f"{topk}: trees need {flag} EAGLE; with {self.speculative_algorithm} leave it out"
-            )
+        if self.speculative_algorithm == "NGRAM":
+            raise ConfigError(f"{topk}: trees need {flag} NEXTN or EAGLE; with NGRAM leave it out")
         if self.attention_backend == "flashinfer":
             raise ConfigError(f"{topk}: not with --attention-backend flashinfer")
-        if self.kv_cache_dtype != "auto":
-            raise ConfigError(f"{topk}: not with --kv-cache-dtype {self.kv_cache_dtype}")
         most = min(tree.candidates + 1, _MOST_NODES)
         if not 2 <= tree.nodes <= most:
             raise ConfigError(

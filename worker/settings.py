@@ -378,7 +378,7 @@ class Settings:
     )
     speculative_eagle_topk: int = _flag(
         1,
-        "1: drafts are a chain; more: with EAGLE they are a tree of the depth --speculative-num-steps, of which in each depth so "
+        "1: drafts are a chain; more: with NEXTN and EAGLE they are a tree of the depth --speculative-num-steps, of which in each depth so "
         "many nodes are expanded into so many children each (EAGLE-2)",
         low=1,
         high=16,

@@ -15,11 +15,14 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 )
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
+from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
+from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from support.captured_decode import check_captured
 from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
+from support.tree_tails import cached_trees
 
 pytestmark = pytest.mark.gpu
 
@@ -194,3 +197,43 @@ def test_rows_of_a_slot_in_a_step(queries: int) -> None:
     lengths.copy_((paged.lengths[:, None] - later).flatten())
     replay()
     assert_rows_close(out, expected_attention(q, paged, LATENT, SCALE, queries))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys"), [(16, 8, 8), (16, 2, 16), (16, 4, 8), (128, 8, 8), (16, 16, 64)]
+)
+def test_trees(heads: int, queries: int, keys: int, dtype: torch.dtype) -> None:
+    """Each node attends to the tokens in front of its tree, and to its ancestors. Rows without an owner are NaN."""
+    fp8 = dtype != torch.bfloat16
+    trees = cached_trees(
+        LENGTHS, queries, keys, LATENT + ROPE, page_size=16, dtype=dtype, device="cuda"
+    )
+    count, kv_scale = len(LENGTHS), 0.5 if fp8 else 1.0
+    chosen = tiling(heads, count, queries, fp8=fp8, on=limits(CUDA))
+    schedule = decode_schedule(
+        trees.lengths,
+        max_length=max(LENGTHS),
+        tiling=chosen,
+        num_parts=num_parts(chosen, heads, queries, CUDA),
+    )
+    q = torch.randn(count * queries, heads, LATENT + ROPE, device="cuda").bfloat16()
+    torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
+    got = mla_tree_decode_triton(
+        *q.split([LATENT, ROPE], dim=-1),
+        trees.cache,
+        trees.page_table,
+        torch.arange(count, device="cuda"),
+        trees.lengths,
+        trees.tail._replace(schedule=one_part_each(count, chosen, CUDA)),
+        schedule,
+        scale=SCALE,
+        settled=True,
+        kv_scale=kv_scale,
+    )
+    expected = torch.empty(got.shape, dtype=torch.float64, device="cuda")
+    for row in range(count * queries):
+        tokens = trees.seen(row).double() * kv_scale
+        weights = (q[row].double() @ tokens.T * SCALE).softmax(dim=-1)
+        expected[row] = weights @ tokens[:, :LATENT]
+    assert_rows_close(got, expected)

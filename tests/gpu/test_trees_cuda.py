@@ -6,14 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees
+from mla_router.worker.kernels.sampling.tree_choice import choose_nodes_torch, choose_nodes_triton
+from mla_router.worker.kernels.sampling.tree_growth import (
+    Candidates,
+    Roots,
+    grow_tree_torch,
+    grow_tree_triton,
+)
 from mla_router.worker.messages import Generate, Stats, ToScheduler
+from mla_router.worker.tree_shape import TreeShape
 from support.scripted_scheduler import run
 from support.tiny_eagle import write_tiny_eagle
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_mtp import write_tiny_mtp
 
 pytestmark = pytest.mark.gpu
 
@@ -22,11 +33,15 @@ NOISE_ALONE = 1e6
 REQUESTS, TOKENS = 6, 41
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama_gqa", "v3"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and a head for it, or with a model that has a layer of its own."""
     path = tmp_path_factory.mktemp("trees")
-    write_tiny_model(path / "model", **CONFIGS["llama_gqa"])
-    write_tiny_eagle(path / "eagle", path / "model", bias=True)
+    if request.param == "v3":
+        write_tiny_mtp(path / "model", 1, **CONFIGS["v3"])
+    else:
+        write_tiny_model(path / "model", **CONFIGS[request.param])
+        write_tiny_eagle(path / "eagle", path / "model", bias=True)
     return path
 
 
@@ -68,17 +83,52 @@ def served(
 def test_tokens_are_those_without_drafts(folders: Path, dtype: str, depth: int, nodes: int) -> None:
     """With graphs in bfloat16, where noise alone decides: roundings do not matter. In float32 for greedy requests as well."""
     expected, _ = served(folders, dtype)
+    drafter = {"speculative_algorithm": "NEXTN"}
+    if (folders / "eagle").exists():
+        drafter = {
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": str(folders / "eagle"),
+        }
     for overlap in (True, False):
         got, stats = served(
             folders,
             dtype,
             overlap=overlap,
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(folders / "eagle"),
+            **drafter,
             speculative_num_steps=depth,
             speculative_eagle_topk=4,
             speculative_num_draft_tokens=nodes,
         )
         assert got == expected
         if dtype == "bfloat16":
-            assert stats.accepted_tokens >= 0.5 * stats.draft_tokens > 0
+            assert stats.accepted_tokens >= 0.5 * depth * stats.draft_steps > 0
+
+
+@pytest.mark.parametrize("shape", [TreeShape(4, 3, 8, 30), TreeShape(16, 5, 64, 30)])
+def test_growth_is_that_of_the_torch_form(shape: TreeShape) -> None:
+    """With many equal confidences, and slots without room."""
+    count, device = 32, torch.device("cuda")
+    lengths = torch.randint(1, 90, (40,), dtype=torch.int32, device=device)
+    slots, bounds = torch.arange(count, device=device), torch.randint(40, 90, (count,)).cuda()
+    roots = Roots(slots, bounds, lengths, 6400, shape)
+    tables = [
+        torch.randint(-4, 0, (count * (shape.topk if depth else 1), shape.topk), device=device)
+        for depth in range(shape.depth)
+    ]
+    found = []
+    for grow, choose in (
+        (grow_tree_torch, choose_nodes_torch),
+        (grow_tree_triton, choose_nodes_triton),
+    ):
+        candidates, beam = Candidates.empty(count, shape, device), None
+        drafts = torch.zeros(40, shape.nodes - 1, dtype=torch.int64, device=device)
+        trees = Trees(*(torch.zeros(40, shape.nodes, dtype=torch.int64).cuda() for _ in range(3)))
+        beams = []
+        for depth, table in enumerate(tables, 1):
+            tokens = torch.arange(table.numel(), device=device).view_as(table)
+            beam = grow(candidates, beam, tokens, table.float(), depth, roots)
+            if depth < shape.depth:  # the last one is not used
+                beams += [*beam.rows, *beam[1:]]
+        choose(candidates, slots, drafts, trees)
+        found.append([*beams, *candidates, drafts, *trees])
+    assert all(map(torch.equal, *found))

@@ -19,6 +19,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import kernel as prefill
 from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
@@ -113,6 +114,23 @@ def trees(heads: int, groups: int, width: int, nodes: int) -> None:
     )
 
 
+def latent_trees(heads: int, nodes: int) -> None:
+    chosen = tiling(heads, 8, nodes, on=limits(META))
+    lengths, rows = integers(8), 8 * nodes
+    tail = TreeTail(integers(rows).long(), nodes, nodes, 6400, one_part_each(8, chosen, META))
+    mla_tree_decode_triton(
+        *meta(rows, heads, 576).split([512, 64], dim=-1),
+        meta(200, 64, 576),
+        integers(64, 64),
+        lengths.long(),
+        lengths,
+        tail,
+        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=64),
+        scale=0.1,
+        settled=True,
+    )
+
+
 def prefill_attention(rows: int, shared: int) -> None:
     work = PrefillWork.on("meta", [(rows, 4096)], heads=16)
     kv, k_pe = meta(4096, 16, 256), meta(4096, 576)[:, 512:]
@@ -198,6 +216,8 @@ def launches_of_other_tiles() -> None:
             grouped_query_attention(16, 16, 192, 128)
             trees(32, 8, 128, 8)
             trees(32, 8, 64, 64)
+            latent_trees(16, 8)
+            latent_trees(16, 64)
             for rows, shared in ((64, 64), (4096, 0)):
                 prefill_attention(rows, shared)
             gemma(64)

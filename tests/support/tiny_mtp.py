@@ -7,6 +7,7 @@ DeepSeek-V3's (arXiv:2412.19437) equations 21 to 23 is written out.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +92,45 @@ class PaperMtp:
         """Returns [len(tokens) - 1 - d, vocab] for each depth d: row i drafts tokens[i + 2 + d] from the tokens up to
         i + 1 + d."""
         embedded = self.tensors["model.embed_tokens.weight"][tokens]
-        hidden = embedded
-        for index in range(self.layers):
-            hidden = self.block(index, hidden)
-        hidden = self.norm(hidden, "model.norm")
+        hidden = self._hidden_states(embedded)
         guesses = []
         for depth in range(self.depths):
-            prefix = f"model.layers.{self.layers + depth}"
-            # (21) h' = M [RMSNorm(h); RMSNorm(Emb(t))]; checkpoints keep the halves of M in turn
-            for_embedding, for_hidden = self.tensors[f"{prefix}.eh_proj.weight"].chunk(2, dim=1)
-            both = torch.cat(
-                (
-                    self.norm(hidden[:-1], f"{prefix}.hnorm"),
-                    self.norm(embedded[1 + depth :], f"{prefix}.enorm"),
-                ),
-                dim=1,
-            )
-            joined = both @ torch.cat((for_hidden, for_embedding), dim=1).T
-            # (22) h = TRM(h'); (23) P = OutHead(h)
-            hidden = self.block(self.layers + depth, joined)
-            hidden = self.norm(hidden, f"{prefix}.shared_head.norm")
-            guesses.append((hidden @ self.tensors["lm_head.weight"].T).log_softmax(dim=-1))
+            hidden = self._following(embedded[1 + depth :], hidden[:-1], depth)
+            guesses.append(self._shares(hidden))
         return guesses
+
+    @torch.no_grad()
+    def behind(self, tokens: list[int], path: Sequence[int]) -> Tensor:
+        """Returns [vocab]: the log-shares of drafts by the first layer behind `tokens`, of whose last one the model has no hidden
+        state yet, and the drafts of `path`. For these the layer's own results take the place of the model's."""
+        embedded = self.tensors["model.embed_tokens.weight"][[*tokens, *path]]
+        hidden = self._hidden_states(embedded[: len(tokens) - 1])
+        for depth in range(len(path) + 1):
+            own = self._following(embedded[1 : len(tokens) + depth], hidden, 0)
+            hidden = torch.cat((hidden, own[-1:]))
+        return self._shares(own[-1])
+
+    def _hidden_states(self, hidden: Tensor) -> Tensor:
+        """Returns those of the model, [T, hidden_size], for embedded tokens."""
+        for index in range(self.layers):
+            hidden = self.block(index, hidden)
+        return self.norm(hidden, "model.norm")
+
+    def _following(self, embedded: Tensor, hidden: Tensor, depth: int) -> Tensor:
+        """Returns the hidden states of the layer of a depth from those before it, and the embedded tokens behind them."""
+        prefix = f"model.layers.{self.layers + depth}"
+        # (21) h' = M [RMSNorm(h); RMSNorm(Emb(t))]; checkpoints keep the halves of M in turn
+        for_embedding, for_hidden = self.tensors[f"{prefix}.eh_proj.weight"].chunk(2, dim=1)
+        both = torch.cat(
+            (self.norm(hidden, f"{prefix}.hnorm"), self.norm(embedded, f"{prefix}.enorm")), dim=1
+        )
+        joined = both @ torch.cat((for_hidden, for_embedding), dim=1).T
+        # (22) h = TRM(h')
+        return self.norm(self.block(self.layers + depth, joined), f"{prefix}.shared_head.norm")
+
+    def _shares(self, hidden: Tensor) -> Tensor:
+        """Returns logarithms. (23) P = OutHead(h)"""
+        return (hidden @ self.tensors["lm_head.weight"].T).log_softmax(dim=-1)
 
     def block(self, index: int, hidden: Tensor) -> Tensor:
         """Returns [T, hidden_size] of one of transformers' layers, causally."""

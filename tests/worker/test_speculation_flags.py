@@ -39,13 +39,14 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
         ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN, EAGLE or NGRAM"),
         ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
         ({"speculative_eagle_topk": 17}, "--speculative-eagle-topk 17: "),
-        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: trees need .* EAGLE"),
+        (
+            {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 4},
+            "--speculative-eagle-topk 4: trees need .* NEXTN or EAGLE; with NGRAM",
+        ),
         ({**TREES, "speculative_num_draft_tokens": 38}, "-tokens 38: from 2 to 37 with"),
         ({**TREES, "speculative_num_draft_tokens": 1}, "-tokens 1: from 2 to 37 with"),
         ({**TREES, "speculative_num_steps": 7, "speculative_eagle_topk": 16}, "at most 64"),
         ({**TREES, "attention_backend": "flashinfer"}, "not with --attention-backend flash"),
-        ({**TREES, "kv_cache_dtype": "fp8_e4m3"}, "not with --kv-cache-dtype fp8_e4m3"),
-        ({**TREES, "tp_size": 2}, "not with --tp-size with trees"),
         (
             {"speculative_algorithm": "NGRAM", "speculative_draft_model_path": "x"},
             "NGRAM has no draft layer",

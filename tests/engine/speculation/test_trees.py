@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +14,35 @@ from mla_router.worker.messages import Abort, ToScheduler
 from support.drafted_runs import Outcome, engine_of, mixed_script, outcome_of
 from support.tiny_eagle import PaperEagle, write_tiny_eagle
 from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_mtp import PaperMtp, write_tiny_mtp
 
 
-@pytest.fixture(scope="module", params=["llama_gqa", "llama_mha"])
+@pytest.fixture(scope="module", params=["llama_gqa", "llama_mha", "v3"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and a head for it."""
+    """A folder with a model and a head for it, or with a model that has a layer of its own."""
     path = tmp_path_factory.mktemp("trees")
-    write_tiny_model(path / "model", **CONFIGS[request.param])
-    write_tiny_eagle(path / "eagle", path / "model", bias=True)
+    if request.param == "v3":
+        write_tiny_mtp(path / "model", 1, **CONFIGS["v3"])
+    else:
+        write_tiny_model(path / "model", **CONFIGS[request.param])
+        write_tiny_eagle(path / "eagle", path / "model", bias=True)
     return path
 
 
-def engine_with_trees(folders: Path, shape: tuple[int, int, int], pages: int = 120) -> Engine:
+def engine_with_trees(
+    folders: Path, shape: tuple[int, int, int], pages: int = 120, **settings: Any
+) -> Engine:
     topk, depth, nodes = shape
+    if (folders / "eagle").exists():
+        settings["speculative_algorithm"] = "EAGLE"
+        settings["speculative_draft_model_path"] = str(folders / "eagle")
     return engine_of(
         folders / "model",
         depth,
         pages,
-        speculative_algorithm="EAGLE",
-        speculative_draft_model_path=str(folders / "eagle"),
         speculative_eagle_topk=topk,
         speculative_num_draft_tokens=nodes,
+        **settings,
     )
 
 
@@ -76,8 +85,8 @@ def test_aborts(folders: Path) -> None:
     assert "abort" in got.reasons.values()
 
 
-def test_a_tree_is_that_of_the_paper(folders: Path) -> None:
-    """Behind a prompt, the tree of the largest joint confidence of the head in float64."""
+def test_a_tree_is_that_of_the_paper(folders: Path, tmp_path: Path) -> None:
+    """Behind a prompt, the tree of the largest joint confidence of the drafter in float64."""
     topk, depth, nodes = shape = (3, 3, 12)
     engine = engine_with_trees(folders, shape)
     prompt = tuple(range(5, 30))
@@ -86,7 +95,11 @@ def test_a_tree_is_that_of_the_paper(folders: Path) -> None:
     admitted = (Admitted(0, SamplingParams(20), prompt),)
     plan = StepPlan((), (), (chunk,), pages, admitted, makes_drafts=True, draft_bounds=(60,))
     ((first,),) = engine.sample(engine.forward(plan)).wait().tokens
-    paper = PaperEagle(folders / "eagle", folders / "model")
+    paper: PaperEagle | PaperMtp
+    if (folders / "eagle").exists():
+        paper = PaperEagle(folders / "eagle", folders / "model")
+    else:
+        paper = PaperMtp(folders / "model", tmp_path / "deeper")
     confidences: dict[tuple[int, ...], float] = {}
     beam: list[tuple[int, ...]] = [()]
     for _ in range(depth):
@@ -111,10 +124,11 @@ def paths_of(engine: Engine, slot: int) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
-def test_any_path_is_accepted(folders: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
+def test_any_path_is_accepted(folders: Path, kv_cache_dtype: str) -> None:
     """Each path of a tree whose tokens are the model's is accepted, wherever its nodes are, and the steps behind it go on."""
     shape = (3, 3, 12)
-    plain = engine_of(folders / "model", 0)
+    plain = engine_of(folders / "model", 0, kv_cache_dtype=kv_cache_dtype)
     prompt, length = tuple(range(5, 30)), 25
     pages = tuple((0, index, index + 1) for index in range(4))
     admitted = (Admitted(0, SamplingParams(30), prompt),)
@@ -125,7 +139,7 @@ def test_any_path_is_accepted(folders: Path) -> None:
         result = plain.sample(plain.forward(StepPlan((0,), (bound,), (), (), ()))).wait()
         expected += result.tokens[0]
     for places in ([1, 2, 3], [11, 4, 9], [6, 5]):
-        engine = engine_with_trees(folders, shape)
+        engine = engine_with_trees(folders, shape, kv_cache_dtype=kv_cache_dtype)
         got = engine.sample(engine.forward(start)).wait().tokens[0]
         while len(got) < 12:
             bound = min(length + len(got) + 3, 60)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule,
@@ -19,29 +18,26 @@ from mla_router.worker.kernels.attention.gqa_tree_decode import (
 )
 from mla_router.worker.kernels.attention.tree_tail import TreeTail, one_part_each
 from mla_router.worker.kernels.device import H200
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from support.sm90 import compile_sm90
+from support.tree_tails import cached_trees
 
 TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 SCALE, PAGE_SIZE = 0.3, 4
 
 
-def random_tails(slots: int, queries: int, keys: int, draw: random.Random) -> Tensor:
-    """Returns the visible keys of the rows of trees: itself and its ancestors. Some rows are idle."""
-    rows = []
-    for _ in range(slots):
-        masks = [1]
-        for node in range(1, keys):
-            masks.append(masks[draw.randrange(node)] | 1 << node)
-        own = masks if queries == keys else draw.sample(masks, queries)
-        rows += [0 if draw.random() < 0.2 else mask for mask in own]
-    return torch.tensor([row - (1 << 64) if row >> 63 else row for row in rows])
+FP8 = torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("triton", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize(
+    ("triton", "dtype"),
+    [(False, torch.float32), (True, torch.float32), (False, FP8), (True, FP8)],
+    ids=["torch", "triton", "torch, FP8", "triton, FP8"],
+)
 @pytest.mark.parametrize(
     ("lengths", "queries", "keys", "kv_heads", "share", "widths", "parts"),
     [
-        ([31, 1, 70], 8, 8, 2, 2, (16, 16), 5),  # several parts, one part, and parts of two slots
+        ([31, 1, 70], 8, 8, 2, 2, (32, 32), 5),  # several parts, one part, and parts of two slots
         (
             [3, 40],
             4,
@@ -63,54 +59,48 @@ def test_as_each_node_alone(
     widths: tuple[int, int],
     parts: int,
     triton: bool,
+    dtype: torch.dtype,
 ) -> None:
-    """Rows of the cache without an owner, and keys that no row sees, are NaN."""
-    draw, generator = random.Random(len(lengths)), torch.Generator().manual_seed(3)
     head_dim, v_head_dim = widths
-    count, width = len(lengths), kv_heads * (head_dim + v_head_dim)
-    own = [-(-length // PAGE_SIZE) for length in lengths]
-    first_row = (1 + sum(own)) * PAGE_SIZE
-    cache = torch.full((1 + sum(own) + count * keys, PAGE_SIZE, width), float("nan"))
-    flat = cache.flatten(0, 1)
-    table, at = torch.zeros(count, max(own), dtype=torch.int32), 1
-    visible = random_tails(count, queries, keys, draw)
-    for slot, pages in enumerate(own):
-        table[slot, :pages] = torch.arange(at, at + pages)
-        first = at * PAGE_SIZE
-        flat[first : first + lengths[slot]] = torch.randn(lengths[slot], width, generator=generator)
-        at += pages
-        for key in range(keys):
-            if any(mask >> key & 1 for mask in visible[slot * queries :][:queries].tolist()):
-                flat[first_row + slot * keys + key] = torch.randn(width, generator=generator)
-    heads = kv_heads * share
-    q = torch.randn(count * queries, heads + 1, head_dim, generator=generator)[:, :heads]
+    trees = cached_trees(
+        lengths,
+        queries,
+        keys,
+        kv_heads * (head_dim + v_head_dim),
+        page_size=PAGE_SIZE,
+        dtype=dtype,
+    )
+    tail, count, heads, longest = trees.tail, len(lengths), kv_heads * share, max(lengths)
+    scales = KVScales(0.5, 1.5) if dtype == FP8 else UNSCALED
+    q = torch.randn(count * queries, heads + 1, head_dim)[:, :heads]
     out = torch.full((count * queries, heads, v_head_dim), float("nan"))
-    tail = TreeTail(visible, queries, keys, first_row)
-    of_slots = torch.tensor(lengths, dtype=torch.int32)
-    longest = max(lengths)
+    how: dict[str, Any] = {"scale": SCALE, "scales": scales}
+    slots, table = torch.arange(count), trees.page_table
     if triton:
         tail = tail._replace(schedule=one_part_each(count, TILING, q.device))
-        schedule = decode_schedule(of_slots, max_length=longest, tiling=TILING, num_parts=parts)
-        slots = torch.arange(count)
-        gqa_tree_decode_triton(q, cache, table, slots, of_slots, tail, schedule, out, scale=SCALE)
-    else:
-        slots = torch.arange(count).repeat_interleave(queries)
-        rows = of_slots.repeat_interleave(queries)
-        gqa_tree_decode_torch(
-            q, cache, table, slots, rows, tail, out, max_length=longest, scale=SCALE
+        schedule = decode_schedule(
+            trees.lengths, max_length=longest, tiling=TILING, num_parts=parts
         )
-    for row, mask in enumerate(visible.tolist()):
-        slot = row // queries
-        positions = torch.arange(lengths[slot])
-        at_pages = table[slot, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        nodes = [first_row + slot * keys + key for key in range(keys) if mask >> key & 1]
-        tokens = torch.cat((flat[at_pages.long()], flat[nodes])).double()
-        k = tokens[:, : kv_heads * head_dim].view(-1, kv_heads, head_dim)
-        v = tokens[:, kv_heads * head_dim :].view(-1, kv_heads, v_head_dim)
+        gqa_tree_decode_triton(
+            q, trees.cache, table, slots, trees.lengths, tail, schedule, out, **how
+        )
+    else:
+        slots, of_rows = (x.repeat_interleave(queries) for x in (slots, trees.lengths))
+        gqa_tree_decode_torch(
+            q, trees.cache, table, slots, of_rows, tail, out, max_length=longest, **how
+        )
+    tolerance = 3e-3 if triton and dtype == FP8 else 2e-5  # the kernel's products are float16
+    for row in range(count * queries):
+        tokens = trees.seen(row).double()
+        k, v = tokens.tensor_split([kv_heads * head_dim], dim=1)
+        k = k.view(-1, kv_heads, head_dim) * scales.keys
+        v = v.view(-1, kv_heads, v_head_dim) * scales.values
         for head in range(heads):
             scores = k[:, head // share] @ q[row, head].double() * SCALE
             expected = scores.softmax(0) @ v[:, head // share]
-            torch.testing.assert_close(out[row, head].double(), expected, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(
+                out[row, head].double(), expected, rtol=tolerance, atol=tolerance
+            )
 
 
 # Heads, KV heads, head_dim, nodes, keys: Llama 3 8B and 70B, Llama 2; verified and expanded nodes

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from mla_router.worker.core import UNUSED
+from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
 from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows_torch, move_rows_triton
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
 
 @pytest.mark.parametrize("op", [move_rows_torch, move_rows_triton])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_as_a_loop(op: Callable[..., None], dtype: torch.dtype) -> None:
     """Layers of different widths; a path with all nodes, a short one, one of the root alone, and one without any."""
     page_size, pages, nodes, first_row = 4, 15, 6, 9 * 4
@@ -29,6 +30,7 @@ def test_as_a_loop(op: Callable[..., None], dtype: torch.dtype) -> None:
     path = torch.tensor([p + [UNUSED] * (4 - len(p)) for p in paths], device=DEVICE)
     op(Layers.of(layers), path, slots, lengths, table, first_row=first_row, nodes=nodes)
     for layer, old in zip(layers, before, strict=True):
+        layer, old = as_bytes(layer), as_bytes(old)
         expected, rows = old.clone().flatten(0, 1), old.flatten(0, 1)
         for at, (slot, nodes_of) in enumerate(zip(slots.tolist(), paths, strict=True)):
             for step, node in enumerate(nodes_of):

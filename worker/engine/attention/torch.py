@@ -12,6 +12,7 @@ from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
 from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
+from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_torch
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales, from_cache
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
@@ -72,7 +73,19 @@ class TorchAttention:
         self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scales: KVScales = UNSCALED
     ) -> Tensor:
         layout = self.layout
-        assert layout.tree is None, "trees are refused for MLA"
+        if layout.tree is not None:
+            return mla_tree_decode_torch(
+                q_latent,
+                q_pe,
+                cache,
+                layout.page_table,
+                layout.decode_slots,
+                layout.decode_lengths,
+                layout.tree,
+                max_length=layout.max_decode_length,
+                scale=self._scale,
+                kv_scale=scales.keys,
+            )
         return mla_decode_torch(
             q_latent,
             q_pe,
@@ -117,6 +130,7 @@ class TorchAttention:
                 out,
                 max_length=layout.max_decode_length,
                 scale=self._scale,
+                scales=scales,
             )
             return
         gqa_decode_torch(

@@ -19,6 +19,7 @@ from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_
 from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
+from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
 from mla_router.worker.kernels.attention.ragged_attention.kernel import block_queries
 from mla_router.worker.kernels.attention.shared_prefixes import (
@@ -138,7 +139,6 @@ class TritonBackend(AttentionBackend):
         assert len(layout.decode_slots) % queries == 0, (
             f"{len(layout.decode_slots)} decode rows of slots with {queries} queries each"
         )
-        assert tree is None or not self._latent, "trees are refused for MLA"
         if tree is not None:
             schedule = one_part_each(
                 len(layout.decode_slots) // queries, self._tiles(1, queries)[0], self._device
@@ -193,7 +193,9 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device, *, fp8: bool) -> Ti
             del requests
             if queries == 1:
                 return chosen, parts
-            tiles = gqa_tiling(share * queries, width, head_dim=spec.head_dim, on=limits(device))
+            tiles = gqa_tiling(
+                share * queries, width, head_dim=spec.head_dim, fp8=fp8, on=limits(device)
+            )
             return tiles, num_parts(tiles, heads, queries, device, num_kv_heads=spec.num_kv_heads)
 
         return of_nodes
@@ -251,6 +253,20 @@ class TritonAttention:
     ) -> Tensor:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
+        if layout.tree is not None:
+            return mla_tree_decode_triton(
+                q_latent,
+                q_pe,
+                cache,
+                layout.page_table,
+                layout.decode_slots,
+                layout.decode_lengths,
+                layout.tree,
+                self.schedule,
+                scale=self._spec.scale,
+                settled=True,
+                kv_scale=scales.keys,
+            )
         return mla_decode(
             q_latent,
             q_pe,
@@ -300,6 +316,7 @@ class TritonAttention:
                 self.schedule,
                 out,
                 scale=self._spec.scale,
+                scales=scales,
             )
             return
         gqa_decode(

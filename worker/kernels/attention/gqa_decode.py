@@ -18,9 +18,9 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.gqa_decode_kernel import attend_kernel
+from mla_router.worker.kernels.attention.gqa_tail_kernel import attend_to_nodes
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
-from mla_router.worker.kernels.attention.tree_tail_kernel import attend_to_nodes
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from mla_router.worker.kernels.kv_cache.gather import kv_take
@@ -166,8 +166,8 @@ def gqa_decode_triton(
     if tail is None:
         merge_parts(partial_out, partial_lse, schedule, out)
         return
-    assert not fp8 and softcap is None and schedule.window is None, "trees of other attention"
-    among = attend_to_nodes(q, cache, tail, out, kv_heads=kv_heads, scale=scale)
+    assert softcap is None and schedule.window is None, "trees of other attention"
+    among = attend_to_nodes(q, cache, tail, out, kv_heads=kv_heads, scale=scale, scales=scales)
     merge_parts(partial_out, partial_lse, schedule, out, shared=among)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
+from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 
@@ -28,10 +30,22 @@ def gqa_tree_decode_triton(
     out: Tensor,
     *,
     scale: float,
+    scales: KVScales = UNSCALED,
 ) -> None:
     """As `gqa_tree_decode_torch`, but `slots` and `lengths` [S] are those of the slots, of which `schedule` is. Each slot has
     `tail.queries` rows next to each other."""
-    gqa_decode_triton(q, cache, page_table, slots, lengths, schedule, out, scale=scale, tail=tail)
+    gqa_decode_triton(
+        q,
+        cache,
+        page_table,
+        slots,
+        lengths,
+        schedule,
+        out,
+        scale=scale,
+        scales=scales,
+        tail=tail,
+    )
 
 
 def gqa_tree_decode_torch(
@@ -45,6 +59,7 @@ def gqa_tree_decode_torch(
     *,
     max_length: int,
     scale: float,
+    scales: KVScales = UNSCALED,
 ) -> None:
     """Writes softmax(q . keys * scale) . values for each query head over `lengths` cached tokens of its request and the
     visible keys of `tail` to `out`. Tensors are those of `gqa_decode`."""
@@ -58,7 +73,13 @@ def gqa_tree_decode_torch(
     nodes = torch.where(sees, tail.locations(), locations[:, :1])
     locations = torch.cat((locations.long(), nodes), dim=1)
     hidden = torch.cat((beyond, ~sees), dim=1)
-    rows = cache.flatten(0, 1)[locations].float()
+    rows = kv_take(
+        cache,
+        locations.flatten(),
+        dtype=torch.float32,
+        scales=scales,
+        value_column=kv_heads * head_dim,
+    ).view(*locations.shape, -1)
     keys, values = (  # [B, G, N, W or V]
         part.transpose(1, 2) for part in keys_and_values(rows, head_dim, out.shape[-1])
     )

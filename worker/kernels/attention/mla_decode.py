@@ -28,7 +28,9 @@ from mla_router.worker.kernels.attention.merge_parts import (
 from mla_router.worker.kernels.attention.mla_decode_hopper import attend_hopper_kernel
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.mla_decode_wide import attend_wide_kernel
+from mla_router.worker.kernels.attention.mla_tail_kernel import attend_to_latent_nodes
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales, is_fp8
 from mla_router.worker.kernels.kv_cache.gather import kv_take
@@ -107,8 +109,10 @@ def mla_decode_triton(
     settled: bool = False,
     prefixes: SharedPrefixes | None = None,
     kv_scale: float = 1.0,
+    tail: TreeTail | None = None,
 ) -> Tensor:
-    """C and R are powers of 2, at least 16, or 32 with an FP8 cache."""
+    """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request; then `lengths` are of
+    rows in front of its root (`mla_tree_decode.py`)."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     rope, requests = q_pe.shape[-1], len(lengths)
@@ -203,6 +207,14 @@ def mla_decode_triton(
             attend_wide_kernel[grid](*arguments, **shape, SETTLED=settled)
         return Parts(partial_out, partial_lse, schedule)
 
+    if tail is not None:
+        assert tail.queries == queries, f"{queries} queries, tail {tail}"
+        before = attend(schedule, slots, lengths, queries, prefix=True)
+        among = attend_to_latent_nodes(
+            q_latent, q_pe, cache, tail, out, scale=scale, kv_scale=kv_scale
+        )
+        merge_parts(*before, out, shared=among, settled=settled)
+        return out
     if prefixes is None:
         merge_parts(*attend(schedule, slots, lengths, queries), out, settled=settled)
         return out

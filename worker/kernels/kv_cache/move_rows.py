@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.core import UNUSED
+from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 _BLOCK = 1024
@@ -22,7 +23,7 @@ _WORD = 4  # bytes
 
 
 class Layers(NamedTuple):
-    """The KV caches of all layers, [pages, page_size, width] each."""
+    """The KV caches of all layers, [pages, page_size, width] each, those of FP8 as bytes."""
 
     caches: tuple[Tensor, ...]
     addresses: Tensor  # [layers] int64
@@ -36,7 +37,7 @@ class Layers(NamedTuple):
         assert all(size % _WORD == 0 for size in sizes), f"rows of {sizes} bytes"
         words, device = [size // _WORD for size in sizes], caches[0].device
         return cls(
-            tuple(caches),
+            tuple(as_bytes(cache) for cache in caches),
             torch.tensor([cache.data_ptr() for cache in caches], device=device),
             torch.tensor(words, dtype=torch.int32, device=device),
             max(words),

@@ -1,4 +1,4 @@
-"""The Triton kernel of attention among the nodes of trees of drafts (`tree_tail.py`)."""
+"""The Triton kernel of grouped-query attention among the nodes of trees of drafts (`tree_tail.py`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.gqa_decode_kernel import load_cached, load_queries
 from mla_router.worker.kernels.attention.merge_parts import Parts, partial_results
+from mla_router.worker.kernels.attention.tail_parts import visible_nodes, weigh_nodes
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.kv_cache.fp8 import KVScales
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 def attend_to_nodes(
-    q: Tensor, cache: Tensor, tail: TreeTail, out: Tensor, *, kv_heads: int, scale: float
+    q: Tensor,
+    cache: Tensor,
+    tail: TreeTail,
+    out: Tensor,
+    *,
+    kv_heads: int,
+    scale: float,
+    scales: KVScales,
 ) -> Parts:
     """Returns the results of grouped-query attention over the visible keys of `tail` alone, for `merge_parts`. A row that
     sees none has the log-sum-exp -inf. q [B, H, W], out [B, H, V] and `cache` are those of `gqa_decode`."""
@@ -25,16 +35,20 @@ def attend_to_nodes(
     requests, row_blocks = batch // tail.queries, heads // kv_heads * tail.queries
     tiling = schedule.tiling
     row_blocks = triton.cdiv(row_blocks, tiling.block_rows)
-    own = max(16, 1 << (head_dim.bit_length() - 1))
-    rest = max(16, triton.next_power_of_2(head_dim - own)) if head_dim > own else 0
+    fp8 = exponent_bits(cache.dtype)
+    pair = 2 if fp8 else 1
+    elements = head_dim // pair
+    own = max(16, 1 << (elements.bit_length() - 1))
+    rest = max(16, triton.next_power_of_2(elements - own)) if elements > own else 0
     parts = Parts(*partial_results(schedule, out, heads * tail.queries), schedule)
     tail_kernel[(requests * kv_heads * row_blocks,)](
         q,
-        cache,
+        as_words(cache),
         tail.visible,
         parts.out,
         parts.lse,
-        scale * math.log2(math.e),
+        scale * math.log2(math.e) * scales.keys,
+        scales.values,
         q.stride(0),
         q.stride(1),
         tail.first_row,
@@ -44,11 +58,12 @@ def attend_to_nodes(
         V=v_head_dim,
         BLOCK_W=own,
         BLOCK_REST=rest,
-        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim)),
+        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim // pair)),
         QUERIES=tail.queries,
         KEYS=tail.keys,
         BLOCK_KEYS=max(16, triton.next_power_of_2(tail.keys)),
         BLOCK_ROWS=tiling.block_rows,
+        FP8=fp8,
         num_warps=4,
         **launch_options(),
     )
@@ -63,6 +78,7 @@ def tail_kernel(
     tail_out,
     tail_lse,
     scale_log2,
+    value_scale,
     q_stride_t,
     q_stride_h,
     first_row,
@@ -77,9 +93,12 @@ def tail_kernel(
     KEYS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    FP8: tl.constexpr,
 ):
-    """A program attends to the nodes of one request for a block of the query rows of one KV head."""
+    """A program attends to the nodes of one request for a block of the query rows of one KV head. BLOCK_W, BLOCK_REST and
+    BLOCK_V are elements of the cache."""
     wait_for_previous()
+    PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = SHARE * QUERIES
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
@@ -87,38 +106,36 @@ def tail_kernel(
     kv_head = tl.program_id(0) // ROW_BLOCKS % KV_HEADS
     row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     query, head = row // SHARE, kv_head * SHARE + row % SHARE
-    is_row = row < ROWS
-    node = tl.arange(0, BLOCK_KEYS)
-    bits = tl.load(visible + request * QUERIES + query, is_row, other=0)
-    sees = ((bits[:, None] >> node[None, :].to(tl.int64)) & 1 != 0) & (node < KEYS)[None, :]
-    # Rows that nobody sees may be of another step, and NaN
-    exists = (tl.max(sees.to(tl.int32), 0) > 0)[:, None]
+    is_row = (row < ROWS)[:, None]
+    token = (request * QUERIES + query)[:, None]
+    sees, exists = visible_nodes(visible + token, is_row, KEYS, BLOCK_KEYS)
+    node = first_row + request * KEYS + tl.arange(0, BLOCK_KEYS)
+    rows = (node * (KV_HEADS * (W + V) // PAIR))[:, None]
+    keys = cache + rows + kv_head * (W // PAIR)
+    values = cache + rows + KV_HEADS * W // PAIR + kv_head * (V // PAIR)
+    queries = q + token * q_stride_t + head[:, None] * q_stride_h
 
-    rows = ((first_row + request * KEYS + node) * (KV_HEADS * (W + V)))[:, None]
-    keys = cache + rows + kv_head * W
-    values = cache + rows + KV_HEADS * W + kv_head * V
-    queries = q + (request * QUERIES + query)[:, None] * q_stride_t + head[:, None] * q_stride_h
-    q_own = load_queries(queries, is_row[:, None], W, BLOCK_W, 0)
-    k = load_cached(keys, exists, W, BLOCK_W, 0)
-    scores = tl.dot(q_own[0], tl.trans(k[0]), input_precision="ieee")
+    q_own = load_queries(queries, is_row, W, BLOCK_W, FP8)
+    k = load_cached(keys, exists, W // PAIR, BLOCK_W, FP8)
+    scores = tl.zeros([BLOCK_ROWS, BLOCK_KEYS], tl.float32)
+    for tile in tl.static_range(PAIR):
+        scores = tl.dot(q_own[tile], tl.trans(k[tile]), scores, input_precision="ieee")
     if BLOCK_REST:
-        q_rest = load_queries(queries + BLOCK_W, is_row[:, None], W - BLOCK_W, BLOCK_REST, 0)
-        rest = load_cached(keys + BLOCK_W, exists, W - BLOCK_W, BLOCK_REST, 0)
-        scores = tl.dot(q_rest[0], tl.trans(rest[0]), scores, input_precision="ieee")
-    scores = tl.where(sees, scores * scale_log2, float("-inf"))
-    maximum = tl.max(scores, 1)
-    maximum = tl.where(maximum == float("-inf"), 0.0, maximum)
-    weights = tl.exp2(scores - maximum[:, None])
-    total = tl.sum(weights, 1)
-    v = load_cached(values, exists, V, BLOCK_V, 0)
+        DONE: tl.constexpr = BLOCK_W * PAIR
+        q_rest = load_queries(queries + DONE, is_row, W - DONE, BLOCK_REST, FP8)
+        rest = load_cached(keys + BLOCK_W, exists, W // PAIR - BLOCK_W, BLOCK_REST, FP8)
+        for tile in tl.static_range(PAIR):
+            scores = tl.dot(q_rest[tile], tl.trans(rest[tile]), scores, input_precision="ieee")
+    weights, total, lse = weigh_nodes(scores * scale_log2, sees)
+    v = load_cached(values, exists, V // PAIR, BLOCK_V, FP8)
     summed = tl.dot(weights.to(v[0].dtype), v[0], input_precision="ieee")
-    none = total == 0.0
-    total = tl.where(none, 1.0, total)
-    lse = tl.where(none, float("-inf"), maximum + tl.log2(total))
+    if FP8:
+        odd = tl.dot(weights.to(v[1].dtype), v[1], input_precision="ieee")
+        summed = tl.interleave(summed, odd) * value_scale
 
     # A request has one part, so its piece is twice its number (`partial_results`)
     places = 2 * request * (HEADS * QUERIES) + query * HEADS + head
-    columns = tl.arange(0, BLOCK_V)[None, :]
+    columns = tl.arange(0, BLOCK_V * PAIR)[None, :]
     at = places[:, None] * V + columns
-    tl.store(tail_out + at, summed / total[:, None], mask=is_row[:, None] & (columns < V))
-    tl.store(tail_lse + places, lse, mask=is_row)
+    tl.store(tail_out + at, summed / total[:, None], mask=is_row & (columns < V))
+    tl.store(tail_lse + places, lse, mask=row < ROWS)
