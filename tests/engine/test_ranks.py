@@ -22,6 +22,7 @@ from mla_router.worker.model.expert_load import count_experts
 from mla_router.worker.model.parallel.balance import balanced
 from mla_router.worker.model.parallel.placement import Placement, balancedness, trivial
 from mla_router.worker.model.quantization.choose import ONLINE
+from mla_router.worker.tree_shape import TreeShape
 from support import rank_engine
 from support.divisible import divisible_config
 from support.quantized_folders import Format, quantize_folder
@@ -77,6 +78,23 @@ def test_drafts_of_the_own_layer(
     assert_drafts_were_accepted(one)
     for size, expert_parts in divisions:
         compare(one, tmp_path, size, expert_parts)
+
+
+@pytest.mark.parametrize("name", ["v3", "llama_gqa"])
+def test_trees_of_drafts(tmp_path: Path, name: str) -> None:
+    how = {}
+    if name == "v3":
+        write_tiny_mtp(tmp_path / "model", 1, **CONFIGS[name])
+    else:
+        write_tiny_model(tmp_path / "model", **CONFIGS[name])
+        how["eagle"] = tmp_path / "eagle"
+        write_tiny_eagle(how["eagle"], tmp_path / "model", bias=True)
+    shape = TreeShape(3, 3, 8, CAPACITY.num_slots)
+    one = served(
+        tmp_path / "model", capacity=replace(CAPACITY, tokens_per_row=4, tree=shape), **how
+    )
+    assert_drafts_were_accepted(one)
+    compare(one, tmp_path / "model", 2, 2 if name == "v3" else 1, **how)
 
 
 def test_drafts_of_a_layer_beside_replicas_of_experts(tmp_path: Path) -> None:

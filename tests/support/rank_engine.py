@@ -15,6 +15,8 @@ from mla_router.worker.engine.async_copy import AsyncCopy
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import ForwardOutput
 from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
+from mla_router.worker.engine.speculation.drafter import NewDrafter
+from mla_router.worker.engine.speculation.tree import NewTree
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
@@ -63,7 +65,7 @@ def engine_of_rank(
     model = load_model(
         folder, device=device, dtype=dtype, groups=groups, expert_parts=expert_parts, **how
     )
-    new_drafter = None
+    new_drafter: NewDrafter | None = None
     if capacity.num_drafts:
         whole = read_config(folder)
         layer: DraftLayer = (
@@ -71,7 +73,11 @@ def engine_of_rank(
             if eagle is None
             else load_eagle(model, eagle, config=whole)
         )
-        new_drafter = NewChain(layer, capacity.num_drafts)
+        new_drafter = (
+            NewChain(layer, capacity.num_drafts)
+            if capacity.tree is None
+            else NewTree(layer, capacity.tree)
+        )
     return RecordingEngine(
         model,
         capacity,
