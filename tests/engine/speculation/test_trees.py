@@ -17,7 +17,7 @@ from support.tiny_model import CONFIGS, write_tiny_model
 from support.tiny_mtp import PaperMtp, write_tiny_mtp
 
 
-@pytest.fixture(scope="module", params=["llama_gqa", "llama_mha", "v3"])
+@pytest.fixture(scope="module", params=["llama_gqa", "v3"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a head for it, or with a model that has a layer of its own."""
     path = tmp_path_factory.mktemp("trees")

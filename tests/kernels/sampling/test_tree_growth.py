@@ -120,8 +120,16 @@ OPS = pytest.mark.parametrize(
 
 
 @OPS
-@pytest.mark.parametrize("equal", [False, True], ids=["random", "equal shares"])
-@pytest.mark.parametrize(("topk", "depth", "nodes"), [(4, 3, 8), (2, 1, 3), (3, 5, 40), (8, 2, 64)])
+@pytest.mark.parametrize(
+    ("topk", "depth", "nodes", "equal"),
+    [
+        (4, 3, 8, False),
+        (4, 3, 8, True),
+        (2, 1, 3, False),
+        (3, 5, 40, True),
+        (8, 2, 64, False),
+    ],
+)
 def test_as_the_paper(
     topk: int, depth: int, nodes: int, equal: bool, op: Callable[..., Beam], choose: Any
 ) -> None:
