@@ -99,10 +99,6 @@ class WorkerConfig(Settings):
                 f"leave it out"
             )
         for other, is_set in (
-            (
-                "--enable-dp-attention with trees",
-                self.attn_dp_size > 1 and self.speculative_eagle_topk > 1,
-            ),
             ("--enable-flashinfer-mla", self.enable_flashinfer_mla),
             ("--enable-torch-compile", self.enable_torch_compile),
         ):

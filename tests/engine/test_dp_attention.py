@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mla_router.worker.tree_shape import TreeShape
 from support import dp_engine
 from support.dp_engine import Case, Division, Outcome, together
 from support.ranks import ranks
@@ -87,6 +88,20 @@ def test_drafts_of_the_own_layer(
         verify = [size * (1 + drafts) for size in (1, 2, 4, 8)]
         case = Case(tmp_path, capacity, sorted({2, 4, 8, 16, *verify}), verify, (24, 40))
     seen = compare(tmp_path, division, case, seed=5, count=5)
+    assert any(len(some) > 1 for outcome in seen for r in outcome.results for some in r.tokens)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_trees_of_the_own_layer(tmp_path: Path, graphs: bool) -> None:
+    """The experts take all nodes that are expanded, of the ranks that expand some."""
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    shape = TreeShape(3, 3, 8, CAPACITY.num_slots)
+    capacity = replace(CAPACITY, tokens_per_row=4, tree=shape)
+    case = Case(tmp_path, capacity)
+    if graphs:
+        verify = [size * shape.nodes for size in (1, 2, 4, 8)]
+        case = Case(tmp_path, capacity, sorted({2, 4, *verify}), verify, (24, 40))
+    seen = compare(tmp_path, Division(2, 2, expert_parts=2), case, seed=5, count=5)
     assert any(len(some) > 1 for outcome in seen for r in outcome.results for some in r.tokens)
 
 

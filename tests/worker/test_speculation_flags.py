@@ -51,7 +51,6 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
             {"speculative_algorithm": "NGRAM", "speculative_draft_model_path": "x"},
             "NGRAM has no draft layer",
         ),
-        ({**TREES, "tp_size": 2, "attn_dp_size": 2}, "not with --enable-dp-attention with trees"),
         ({"enable_flashinfer_mla": True}, "not with --enable-flashinfer-mla"),
         ({"enable_torch_compile": True}, "not with --enable-torch-compile"),
     ],

@@ -75,11 +75,13 @@ class Tree:
         del requests  # it reads their tokens in the rows of their steps
 
     def draft(self, step: DraftStep) -> None:
-        plan = step.plan
-        hidden_states = self._extend(step) if plan.makes_drafts else None
+        plan, group = step.plan, step.plan.group
+        hidden_states = self._extend(step) if plan.runs_drafter else None
         if step.path is not None:
             self._move(step.slots, step.path, len(plan.decode_slots))
-        if hidden_states is not None and any(plan.draft_bounds):
+        # Other DP ranks need this one for the experts of the nodes that are expanded
+        is_needed = group is not None and group.draft_slots and self._shape.depth > 1
+        if hidden_states is not None and (plan.draft_slots or is_needed):
             self._draft_slots(step, hidden_states)
 
     def capture(self, decode_graphs: Sequence[DecodeGraph], sizes: Sequence[int]) -> None:
