@@ -373,7 +373,7 @@ class PendingStep(Protocol):
 
     def drafts(self) -> list[list[int]]:
         """Blocks until the drafts are on the host, later than the results. Returns those behind each of
-        `StepPlan.sampled_slots`. Only of a plan that `returns_drafts`, and before the step after next is sampled."""
+        `StepPlan.sampled_slots`, of a tree the chain of its best nodes. Only of a plan that `returns_drafts`, and before the step after next is sampled."""
         ...
 
 

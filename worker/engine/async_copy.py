@@ -85,8 +85,7 @@ class AsyncCopy:
         assert self._drafts is not None, f"no drafts, {self._plan}"
         if self._drafts_copied is not None:
             self._drafts_copied.synchronize()
-        drafts: list[list[int]] = self._drafts.tolist()
-        return drafts
+        return [[token for token in row if token != UNUSED] for row in self._drafts.tolist()]
 
 
 class AsyncCopyBuffers:
@@ -135,7 +134,7 @@ class AsyncCopyBuffers:
         )
 
     def start_drafts(self, pending: AsyncCopy, drafts: Tensor) -> None:
-        """Starts the copy of `drafts` [S, K] int64 of the step of the last `start`, which returned `pending`."""
+        """Starts the copy of `drafts` [S, K] int64, UNUSED behind the last one, of the step of the last `start`, which returned `pending`."""
         if not self._on_cuda:
             pending.add_drafts(drafts, None)
             return

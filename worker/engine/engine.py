@@ -191,7 +191,7 @@ class Engine:
                 )
             )
             if plan.returns_drafts:
-                self._copies.start_drafts(pending, slots.drafts[forward.slots])
+                self._copies.start_drafts(pending, slots.chains(forward.slots))
             pending.extend()
         return pending
 

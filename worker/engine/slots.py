@@ -91,6 +91,11 @@ class SlotState:
             self.tree.look_up(rows, kinds, *state, found)
         return found
 
+    def chains(self, slots: Tensor) -> Tensor:
+        """Returns the drafts of `slots` [S] int64, [S, K] int64: of a tree the chain of its best nodes, with UNUSED behind it."""
+        drafts = self.drafts[slots]
+        return drafts if self.tree is None else self.tree.chains(slots, drafts)
+
     def window_cache_loc(self, rows: LookedUp) -> Tensor | None:
         """Returns the out_cache_loc of `rows` in layers that have window pages; None without such layers."""
         if self.window_page_table is None:

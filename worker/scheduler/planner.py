@@ -208,9 +208,6 @@ class Planner:
             tree_nodes=self.memory.capacity.tree_nodes if drafts.verified else 0,
             makes_drafts=drafts.followed,
             draft_bounds=tuple(draft_bounds),
-            # The bitmasks of a grammar follow a chain, not the paths of a tree
-            returns_drafts=drafts.made
-            and self.memory.capacity.tree is None
-            and any(r.grammar is not None for r in sampled),
+            returns_drafts=drafts.made and any(r.grammar is not None for r in sampled),
         )
         return Step(plan, prefills, sampled, predicted_s=self.step_time.step_s(plan))

@@ -10,8 +10,9 @@ import torch
 
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.messages import Abort, ToScheduler
-from support.drafted_runs import Outcome, engine_of, mixed_script, outcome_of
+from mla_router.worker.messages import Abort, Generate, ToScheduler
+from support.drafted_runs import NOISE_ALONE, Outcome, engine_of, mixed_script, outcome_of
+from support.forcing_grammars import FORCING
 from support.tiny_eagle import PaperEagle, write_tiny_eagle
 from support.tiny_model import CONFIGS, write_tiny_model
 from support.tiny_mtp import PaperMtp, write_tiny_mtp
@@ -66,6 +67,17 @@ def test_every_request_has_the_same_tokens(
     _check_same(got, expected)
     assert got.stats.accepted_tokens > 20, got.stats
     assert (got.stats.retracted > 0) == (pages < 100), got.stats
+
+
+def test_drafts_are_accepted_under_a_grammar(folders: Path) -> None:
+    """Of a tree the chain of its best nodes, where the grammar forces no token."""
+    sampling = SamplingParams(41, temperature=NOISE_ALONE, seed=3)
+    request = Generate("a", [5, 6, 7], sampling, grammar=FORCING)
+    expected = outcome_of({0: [request]}, engine_of(folders / "model", 0))
+    got = outcome_of({0: [request]}, engine_with_trees(folders, (4, 3, 8)))
+    assert got.tokens == expected.tokens
+    assert got.stats.accepted_tokens > 2, got.stats
+    assert got.stats.steps < expected.stats.steps
 
 
 def test_aborts(folders: Path) -> None:

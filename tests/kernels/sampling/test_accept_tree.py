@@ -25,9 +25,16 @@ SLOTS = 9
     nodes=st.integers(2, 9),
     depth=st.integers(1, 4),
     number=st.integers(0, 999),
+    limited=st.booleans(),
 )
 def test_as_a_walk(
-    op: Callable[..., None], decodes: int, others: int, nodes: int, depth: int, number: int
+    op: Callable[..., None],
+    decodes: int,
+    others: int,
+    nodes: int,
+    depth: int,
+    number: int,
+    limited: bool,
 ) -> None:
     """Few different tokens, so that many nodes are right; some rows have no token, some slots have no room, some none even
     for their last token."""
@@ -52,6 +59,7 @@ def test_as_a_walk(
             depths.append(depths[parent] + 1)
     last_token = torch.full((SLOTS,), 99)
     bounds = lengths[slots[:decodes]].long() + integers(-1, depth + 2, decodes)
+    limits = integers(1, nodes + 1, decodes) if limited else torch.full((decodes,), nodes)
     out = torch.full((len(slots), depth + 1), 7, dtype=torch.int32, device=DEVICE)
     last_rows = torch.empty(len(slots), dtype=torch.int64, device=DEVICE)
     path = torch.full((len(slots), depth + 1), 7, device=DEVICE)
@@ -66,6 +74,7 @@ def test_as_a_walk(
         out,
         last_rows,
         path,
+        limits.int().to(DEVICE) if limited else None,
     )
 
     for at, slot in enumerate(slots.tolist()):
@@ -75,7 +84,7 @@ def test_as_a_walk(
             token = int(sampled[first + walked[-1]])
             found = [
                 node
-                for node in range(1, nodes)
+                for node in range(1, int(limits[at]))
                 if parents[slot, node] == walked[-1] and drafted[slot, node - 1] == token
             ]
             if not found:

@@ -24,6 +24,7 @@ class DraftedRows:
     bounds: Tensor  # [D] int64, as of `StepPlan.decode_bounds`
     drafts: Tensor  # [all slots, K] int64
     trees: Trees | None  # None: the drafts are chains
+    limits: Tensor | None = None  # with a tree: of the D slots, as of `accept_tree`
 
     @classmethod
     def of(
@@ -34,11 +35,13 @@ class DraftedRows:
         bounds: Tensor,
         drafts: Tensor,
         trees: Trees | None,
+        limits: Tensor | None = None,
     ) -> DraftedRows:
         if not plan.tree_nodes:
             return cls(slots, numbers, numbers, bounds, drafts[:, : plan.num_drafts], None)
         assert trees is not None, f"no trees, {plan}"
-        return cls(slots, numbers, trees.depths[slots, numbers].int(), bounds, drafts, trees)
+        depths = trees.depths[slots, numbers].int()
+        return cls(slots, numbers, depths, bounds, drafts, trees, limits)
 
     def ahead(self, rows: Tensor) -> DraftsAhead:
         """Returns the drafts between each of `rows` [P] int64 and the last token of its slot."""
@@ -71,5 +74,6 @@ class DraftedRows:
             out,
             last,
             path,
+            self.limits,
         )
         return last, path

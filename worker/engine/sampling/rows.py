@@ -40,8 +40,9 @@ class SampledRows:
         return rows
 
     def room(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns the most tokens that each of the D decode slots may gain, [D] int32: `counts[i]` for each of `indices`."""
-        most = self._plan.tokens_per_decode
+        """Returns the rows of each of the D decode slots that may give a token, [D] int32: the first `counts[i]` for each of
+        `indices`, all of the others."""
+        most = self._plan.rows_per_decode
         room = np.full(len(self._plan.sampled_slots), most, dtype=np.int32)
         room[indices] = counts
         return room[: len(self._plan.decode_slots)]

@@ -121,13 +121,16 @@ class Sampler:
                 *of_paths,
             ]
         )
-        owners, drafted, path = slots, None, None
+        owners, drafted, path, limits = slots, None, None, None
         if of_drafts:
             slots, numbers, bounds, penalized_owners, *on_paths = of_drafts
             if cuts_drafts:
                 room, *on_paths = on_paths
-                bounds = torch.minimum(bounds, lengths[owners[: len(bounds)]] + room - 1)
-            drafted = DraftedRows.of(plan, slots, numbers, bounds, drafts, trees)
+                if of_tree:  # its first rows are the chain of its best nodes
+                    limits = room
+                else:
+                    bounds = torch.minimum(bounds, lengths[owners[: len(bounds)]] + room - 1)
+            drafted = DraftedRows.of(plan, slots, numbers, bounds, drafts, trees, limits)
             positions = lengths[slots] + drafted.offsets  # [R]
         for rows in _slices(restricted):
             _put(

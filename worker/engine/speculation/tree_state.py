@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import UNUSED, Capacity
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.kv_cache.tree_rows import Trees, look_up_nodes
@@ -59,3 +59,11 @@ class TreeState:
         """Returns the attention among the nodes of the first `rows` rows of the step that was looked up last."""
         nodes = self.shape.nodes
         return TreeTail(self._visible[:rows], nodes, nodes, self.first_row)
+
+    def chains(self, slots: Tensor, drafts: Tensor) -> Tensor:
+        """Returns the tokens of the chain of best nodes behind the root of each of `slots` [S] int64, [S, depth] int64, with
+        UNUSED behind the last one. `drafts` [S, N - 1] int64: of all nodes. Such a chain has the first numbers."""
+        most = min(self.shape.depth, self.shape.nodes - 1)
+        before = torch.arange(most, device=slots.device)
+        follows = self.trees.parents[slots, 1 : most + 1] == before
+        return torch.where(follows.cumprod(dim=1) > 0, drafts[:, :most], UNUSED)

@@ -26,6 +26,7 @@ def accept_tree(
     out: Tensor,
     last_rows: Tensor,
     path: Tensor,
+    limits: Tensor | None = None,
 ) -> None:
     """Takes the tokens that S slots gained in a step.
 
@@ -35,11 +36,11 @@ def accept_tree(
     `drafts` [all slots, N - 1] int64: tokens of the nodes behind the root. `parents` [all slots, N] int64.
 
     Writes the gained tokens to `out` [S, n] int32, with UNUSED behind them: n is one more than the depth of the trees. Writes
-    the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them. The rest is as
-    of `accept`.
+    the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them. `limits` [D] int32:
+    the numbers of accepted nodes are less; by default any node may be. The rest is as of `accept`.
     """
     op = accept_tree_triton if sampled.is_cuda else accept_tree_torch
-    op(sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path)
+    op(sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path, limits)
 
 
 def accept_tree_torch(
@@ -53,6 +54,7 @@ def accept_tree_torch(
     out: Tensor,
     last_rows: Tensor,
     path: Tensor,
+    limits: Tensor | None = None,
 ) -> None:
     decodes, nodes, most = len(bounds), parents.shape[1], out.shape[1]
     own, others = sampled[: decodes * nodes].view(decodes, nodes), sampled[decodes * nodes :]
@@ -60,6 +62,9 @@ def accept_tree_torch(
     room = bounds - lengths[of]
     tokens = torch.cat((torch.full_like(of[:, None], UNUSED), drafts[of, : nodes - 1]), dim=1)
     parent = parents[of]
+    if limits is not None:
+        beyond = torch.arange(nodes, device=of.device) >= limits[:, None]
+        tokens = tokens.masked_fill(beyond, UNUSED)
     path.fill_(UNUSED)
     path[:, 0] = 0
     path[:decodes, 0] = torch.where(room >= 0, 0, UNUSED)
@@ -95,12 +100,16 @@ def accept_tree_triton(
     out: Tensor,
     last_rows: Tensor,
     path: Tensor,
+    limits: Tensor | None = None,
 ) -> None:
     decodes, nodes, (count, most) = len(bounds), parents.shape[1], out.shape
     assert len(sampled) == decodes * nodes + count - decodes and drafts.shape[1] >= nodes - 1, (
         f"sampled {tuple(sampled.shape)}, {decodes} bounds, out {tuple(out.shape)}, drafts {tuple(drafts.shape)}"
     )
     flat = (sampled, slots, bounds, lengths, last_token, last_rows)
+    assert limits is None or (limits.shape == bounds.shape and limits.is_contiguous()), (
+        f"limits {limits}, {decodes} bounds"
+    )
     assert (
         all(x.stride() == (1,) for x in flat)
         and out.is_contiguous()
@@ -119,6 +128,7 @@ def accept_tree_triton(
         out,
         last_rows,
         path,
+        limits,
         decodes,
         drafts.stride(0),
         parents.stride(0),
@@ -133,7 +143,15 @@ def accept_tree_triton(
 
 @triton.jit(
     do_not_specialize=["decodes", "draft_stride", "parent_stride"],
-    do_not_specialize_on_alignment=["sampled", "slots", "bounds", "out", "last_rows", "path"],
+    do_not_specialize_on_alignment=[
+        "sampled",
+        "slots",
+        "bounds",
+        "out",
+        "last_rows",
+        "path",
+        "limits",
+    ],
 )
 def _accept_tree_kernel(
     sampled,
@@ -146,6 +164,7 @@ def _accept_tree_kernel(
     out,
     last_rows,
     path,
+    limits,
     decodes,
     draft_stride,
     parent_stride,
@@ -161,7 +180,10 @@ def _accept_tree_kernel(
     length = tl.load(lengths + slot)
     node = tl.arange(0, WIDTH)
     first = tl.where(is_decode, at * NODES, decodes * (NODES - 1) + at)
-    is_draft = is_decode & (node > 0) & (node < NODES)
+    limit = NODES
+    if limits is not None:
+        limit = tl.load(limits + at, is_decode, other=0)
+    is_draft = is_decode & (node > 0) & (node < NODES) & (node < limit)
     parent = tl.load(parents + slot * parent_stride + node, is_draft, other=-1)
     token = tl.load(drafts + slot * draft_stride + node - 1, is_draft, other=UNUSED_TOKEN)
     drawn = tl.load(sampled + first + node, is_draft | (node == 0), other=UNUSED_TOKEN)

@@ -14,8 +14,8 @@ from mla_router.worker.kernels.sampling.tree_growth import Candidates
 
 def choose_nodes(candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees) -> None:
     """Writes the trees of the best candidates of S slots, the earlier ones of equals: to the lines `slots` [S] int64 of `drafts`
-    [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N] the rest. Nodes
-    have the order of the candidates."""
+    [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N] the rest. The chain
+    of best nodes, each the best child of the one before, has the first numbers; the others have the order of the candidates."""
     op = choose_nodes_triton if slots.is_cuda else choose_nodes_torch
     op(candidates, slots, drafts, trees)
 
@@ -25,6 +25,7 @@ def choose_nodes_torch(candidates: Candidates, slots: Tensor, drafts: Tensor, tr
     # Of equal candidates the shallower one is first, which may be the parent of the other
     order = candidates.confidences.sort(dim=1, descending=True, stable=True).indices
     chosen = order[:, : nodes - 1].sort(dim=1).values
+    chosen = _chain_first(candidates.parents.gather(1, chosen), chosen)
     # The number of a candidate's node; number 0 is the root's
     numbers = torch.zeros(count, among + 1, dtype=torch.int64, device=slots.device)
     steps = torch.arange(nodes, device=slots.device)
@@ -40,6 +41,19 @@ def choose_nodes_torch(candidates: Candidates, slots: Tensor, drafts: Tensor, tr
     drafts.index_copy_(0, slots, candidates.tokens.gather(1, chosen))
     for of_all, of_slots in zip(trees, (parents, depths, ancestors), strict=True):
         of_all.index_copy_(0, slots, of_slots)
+
+
+def _chain_first(parents: Tensor, chosen: Tensor) -> Tensor:
+    """Returns `chosen` [S, N - 1], ascending candidates with `parents` [S, N - 1], with the chain of best nodes in front."""
+    on_chain, last = torch.zeros_like(chosen), chosen.new_full((len(chosen), 1), -1)
+    for _ in range(chosen.shape[1]):
+        is_child = parents == last
+        first = is_child & (is_child.cumsum(dim=1) == 1)
+        on_chain |= first
+        # A candidate has no child with the number -2
+        last = torch.where(first, chosen, -2).amax(dim=1, keepdim=True)
+    order = on_chain.sort(dim=1, descending=True, stable=True).indices
+    return chosen.gather(1, order)
 
 
 def choose_nodes_triton(
@@ -91,14 +105,25 @@ def _choose_kernel(
         best = tl.min(tl.where(left & (confidence == largest), candidate, WIDTH), 0)
         left = left & (candidate != best)
     chosen = exists & (left == 0)
-    number = tl.cumsum(chosen.to(tl.int32), 0)
+    parent_of = tl.load(candidate_parents + at + candidate, exists, other=-2)
+    is_behind = chosen
+    number = tl.zeros([WIDTH], tl.int32)
+    on_chain = 0
+    last = tl.min(tl.where(chosen & (parent_of == -1), candidate, WIDTH), 0)
+    while last < WIDTH:
+        on_chain += 1
+        number = tl.where(candidate == last, on_chain, number)
+        is_behind = is_behind & (candidate != last)
+        last = tl.min(tl.where(chosen & (parent_of == last), candidate, WIDTH), 0)
+    number = tl.where(is_behind, on_chain + tl.cumsum(is_behind.to(tl.int32), 0), number)
     of_parent = tl.zeros([NODE_WIDTH], tl.int64)
     depth = tl.zeros([NODE_WIDTH], tl.int64)
     bits = (place == 0).to(tl.int64)
     previous = -1
-    for node in range(1, NODES):
+    for _ in range(1, NODES):
         # A parent comes before its children
         previous = tl.min(tl.where(chosen & (candidate > previous), candidate, WIDTH), 0)
+        node = tl.sum(tl.where(candidate == previous, number, 0), 0)
         tl.store(drafts + slot * (NODES - 1) + node - 1, tl.load(tokens + at + previous))
         parent = tl.load(candidate_parents + at + previous)
         above = tl.sum(tl.where(candidate == parent, number, 0), 0)  # 0 for the root
