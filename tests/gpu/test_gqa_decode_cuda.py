@@ -9,10 +9,14 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
+from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_triton
+from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from support.captured_decode import check_captured
 from support.cuda import assert_rows_close, forbid_waiting
 from support.paged_cache import PagedCache, expected_gqa, random_cache
+from support.tree_tails import cached_trees
 
 pytestmark = pytest.mark.gpu
 
@@ -107,3 +111,58 @@ def test_float32_takes_the_torch_way() -> None:
 def test_graph_follows_the_lengths(shape: tuple[int, int, int, int]) -> None:
     inputs = Inputs(LENGTHS, shape, 64)
     check_captured(inputs.paged, inputs.run, inputs.expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("shape", "queries", "keys"),
+    [
+        ((32, 8, 128, 128), 8, 8),
+        ((32, 8, 128, 128), 4, 16),
+        ((64, 8, 128, 128), 16, 64),
+        ((32, 32, 80, 80), 8, 8),
+    ],
+    ids=str,
+)
+def test_trees(
+    shape: tuple[int, int, int, int], queries: int, keys: int, dtype: torch.dtype
+) -> None:
+    """Each node attends to the tokens in front of its tree, and to its ancestors. Rows without an owner are NaN."""
+    heads, kv_heads, head_dim, v_head_dim = shape
+    row, count, cuda = kv_heads * (head_dim + v_head_dim), len(LENGTHS), torch.device("cuda")
+    fp8 = dtype != torch.bfloat16
+    trees = cached_trees(LENGTHS, queries, keys, row, page_size=16, dtype=dtype, device="cuda")
+    scales = KVScales(0.5, 1.5) if fp8 else UNSCALED
+    chosen = gqa_tiling(
+        heads // kv_heads * queries,
+        head_dim + v_head_dim,
+        head_dim=head_dim,
+        fp8=fp8,
+        on=limits(cuda),
+    )
+    parts = num_parts(chosen, heads, queries, cuda, num_kv_heads=kv_heads)
+    schedule = decode_schedule(
+        trees.lengths, max_length=max(LENGTHS), tiling=chosen, num_parts=parts
+    )
+    q = torch.randn(count * queries, heads, head_dim, device="cuda").bfloat16()
+    out = torch.empty(count * queries, heads, v_head_dim, device="cuda").bfloat16()
+    gqa_tree_decode_triton(
+        q,
+        trees.cache,
+        trees.page_table,
+        torch.arange(count, device="cuda"),
+        trees.lengths,
+        trees.tail._replace(schedule=one_part_each(count, chosen, cuda)),
+        schedule,
+        out,
+        scale=SCALE,
+        scales=scales,
+    )
+    expected = torch.empty(out.shape, dtype=torch.float64, device="cuda")
+    for at in range(count * queries):
+        k, v = trees.seen(at).double().tensor_split([kv_heads * head_dim], dim=1)
+        k = k.view(-1, kv_heads, head_dim).repeat_interleave(heads // kv_heads, dim=1)
+        v = v.view(-1, kv_heads, v_head_dim).repeat_interleave(heads // kv_heads, dim=1)
+        scores = torch.einsum("nhw,hw->hn", k * scales.keys, q[at].double()) * SCALE
+        expected[at] = torch.einsum("hn,nhv->hv", scores.softmax(dim=-1), v * scales.values)
+    assert_rows_close(out, expected)

@@ -105,17 +105,18 @@ def test_as_each_node_alone(
 
 # Heads, KV heads, head_dim, nodes, keys: Llama 3 8B and 70B, Llama 2; verified and expanded nodes
 REAL = [
-    (32, 8, 128, 8, 8),
-    (32, 8, 128, 4, 16),
-    (64, 8, 128, 64, 64),
-    (32, 32, 128, 16, 16),
+    (32, 8, 128, 8, 8, torch.bfloat16),
+    (32, 8, 128, 4, 16, torch.bfloat16),
+    (64, 8, 128, 64, 64, torch.bfloat16),
+    (32, 32, 128, 16, 16, torch.bfloat16),
+    (32, 8, 128, 8, 8, FP8),
 ]
 
 
 def launches() -> None:
     """Launches these shapes with the tiles of `gqa_tiling`, on the 132 multiprocessors of an H200."""
-    for heads, kv_heads, head_dim, queries, keys in REAL:
-        chosen = gqa_tiling(heads // kv_heads * queries, 2 * head_dim, on=H200)
+    for heads, kv_heads, head_dim, queries, keys, dtype in REAL:
+        chosen = gqa_tiling(heads // kv_heads * queries, 2 * head_dim, fp8=dtype == FP8, on=H200)
         lengths = torch.empty(8, dtype=torch.int32, device="meta")
         schedule = decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=33)
         rows = 8 * queries
@@ -125,7 +126,7 @@ def launches() -> None:
         q = torch.empty(rows, heads + 2 * kv_heads, head_dim, device="meta").bfloat16()
         gqa_tree_decode_triton(
             q[:, :heads],
-            torch.empty(128, 64, kv_heads * 2 * head_dim, dtype=torch.bfloat16, device="meta"),
+            torch.empty(128, 64, kv_heads * 2 * head_dim, dtype=dtype, device="meta"),
             torch.empty(64, 64, dtype=torch.int32, device="meta"),
             lengths.long(),
             lengths,
