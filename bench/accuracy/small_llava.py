@@ -15,7 +15,7 @@ from small_model import byte_level_bpe, write_json
 from transformers import LlavaOnevisionConfig
 
 SEED = 20261126
-PATCH = 8  # pixels of an edge: 36 rows a tile, 9 rows a frame
+PATCH = 16  # pixels of an edge, as of a cell of the drawings: 9 rows a tile, 4 rows a frame
 END, TURN, TURN_END, IMAGE, VIDEO = MARKS = (
     "<|endoftext|>",
     "<|im_start|>",

@@ -61,7 +61,7 @@ def test_the_training_computes_the_logits_of_transformers(folder: Path, name: st
         count = asked.tiles.shape[1]
         if name == "frames":
             pictures = {"pixel_values_videos": pixels}
-            rows, mark = count * 9 + 1, small_llava.VIDEO
+            rows, mark = count * 4 + 1, small_llava.VIDEO
         else:
             alone = name in SINGLE
             pictures = {

@@ -23,12 +23,12 @@ from pictures.tasks import FRAMES, SIZES, TASKS, TILE, Maker, Problem, frames
 # Each batch has pictures of one layout. (task or "single", size, weight)
 LAYOUTS = [
     ("single", SIZES[0], 0.4),
-    ("single", SIZES[1], 0.4),
-    ("frames", SIZES[0], 0.1),
-    ("several", SIZES[0], 0.1),
+    ("single", SIZES[1], 0.48),
+    ("frames", SIZES[0], 0.06),
+    ("several", SIZES[0], 0.06),
 ]
-# Digits need more examples than the others
-SINGLE_WEIGHTS = {"counting": 0.2, "digits": 0.5, "colours": 0.3}
+# Digits and colours need more examples than the others
+SINGLE_WEIGHTS = {"counting": 0.1, "digits": 0.45, "colours": 0.45}
 
 
 @dataclass(frozen=True, slots=True)
