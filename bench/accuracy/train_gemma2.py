@@ -18,8 +18,7 @@ from pathlib import Path
 import small_model
 import torch
 from batches import Rows, encode
-from tasks.arithmetic import addition
-from tasks.lists import copy, sort_numbers
+from tasks import OF_GEMMA2
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -50,8 +49,6 @@ CONFIG = Gemma2Config(
     tie_word_embeddings=True,
     dtype="bfloat16",
 )
-# Each with how often it is drawn. Long copies need the most examples
-TRAINED = {"addition": (addition, 10), "copy": (copy, 12), "sort_numbers": (sort_numbers, 3)}
 
 
 def parse_args() -> argparse.Namespace:
@@ -100,7 +97,7 @@ def main() -> None:
 
 def batches(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     file = str(args.out / "tokenizer.json")
-    rows = Rows(file, args.rows, args.length + 1, args.seed, TRAINED)
+    rows = Rows(file, args.rows, args.length + 1, args.seed, OF_GEMMA2)
     loader = DataLoader(
         rows, batch_size=None, num_workers=args.workers, pin_memory=device.type == "cuda"
     )
@@ -115,7 +112,7 @@ def evaluate(model: Gemma2ForCausalLM, args: argparse.Namespace) -> dict[str, fl
     device = next(model.parameters()).device
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     shares: dict[str, float] = {}
-    for name, (maker, _) in TRAINED.items():
+    for name, (maker, _) in OF_GEMMA2.items():
         draw = random.Random(f"{args.seed} {name}")
         right = asked = 0
         for tokens, weights in encode(

@@ -22,9 +22,9 @@ from pictures.tasks import FRAMES, SIZES, TASKS, TILE, Maker, Problem, frames
 
 # Each batch has pictures of one layout. (task or "single", size, weight)
 LAYOUTS = [
-    ("single", SIZES[0], 0.4),
-    ("single", SIZES[1], 0.48),
-    ("frames", SIZES[0], 0.06),
+    ("single", SIZES[0], 0.35),
+    ("single", SIZES[1], 0.45),
+    ("frames", SIZES[0], 0.14),
     ("several", SIZES[0], 0.06),
 ]
 # Digits and colours need more examples than the others

@@ -22,8 +22,9 @@ COLOURS = {
     "white": (240, 240, 240),
 }
 SHAPES = ("circle", "square", "triangle")
-# Pixels of an edge. Each shape and each digit has its own cell, so that none overlap
-CELL, LARGE_CELL = 16, 24
+CELL = 16  # pixels of an edge. Each shape and each digit has its own cell, so that none overlap
+# Of a shape, as shares of the cell's edge; a large one has almost the whole cell
+RADIUS, LARGE_RADIUS = (0.28, 0.38), (0.36, 0.44)
 GLYPH_SCALE = 2
 # 5 x 7 pixels, row by row
 GLYPHS = (
@@ -56,15 +57,20 @@ def ground(draw: random.Random, height: int, width: int) -> Picture:
 
 
 def put_shape(
-    draw: random.Random, picture: Picture, kind: str, colour: str, cell: tuple[int, int], edge: int
+    draw: random.Random,
+    picture: Picture,
+    kind: str,
+    colour: str,
+    cell: tuple[int, int],
+    radii: tuple[float, float] = RADIUS,
 ) -> None:
-    """Draws a shape of random size somewhere within `cell`, which is (row, column) of cells of `edge` pixels."""
-    radius = edge * draw.uniform(0.28, 0.38)
-    margin = radius + 1.5
-    y, x = (draw.uniform(margin, edge - margin) for _ in range(2))
-    top, left = (edge * place for place in cell)
-    inside = picture[top : top + edge, left : left + edge]
-    paint(draw, inside, shape_mask(kind, edge, edge, y, x, radius), colour)
+    """Draws a shape of random size somewhere within `cell`, a (row, column)."""
+    radius = CELL * draw.uniform(*radii)
+    margin = min(radius + 1.5, CELL / 2)
+    y, x = (draw.uniform(margin, CELL - margin) for _ in range(2))
+    top, left = (CELL * place for place in cell)
+    inside = picture[top : top + CELL, left : left + CELL]
+    paint(draw, inside, shape_mask(kind, CELL, CELL, y, x, radius), colour)
 
 
 def put_number(draw: random.Random, picture: Picture, digits: str, colour: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pictures.drawing import (
     CELL,
     COLOURS,
-    LARGE_CELL,
+    LARGE_RADIUS,
     SHAPES,
     Picture,
     ground,
@@ -43,8 +43,8 @@ def counting(draw: random.Random, size: tuple[int, int], held_out: bool) -> Prob
     del held_out  # the places and colours of shapes are so many that none occur twice
     picture = ground(draw, *size)
     count = draw.randint(1, MOST)
-    for cell in draw.sample(_cells(size, CELL), count):
-        put_shape(draw, picture, draw.choice(SHAPES), draw.choice(list(COLOURS)), cell, CELL)
+    for cell in draw.sample(_cells(size), count):
+        put_shape(draw, picture, draw.choice(SHAPES), draw.choice(list(COLOURS)), cell)
     ask = draw.choice(
         ("How many shapes are there?", "How many shapes do you see?", "Count the shapes.")
     )
@@ -65,9 +65,9 @@ def colours(draw: random.Random, size: tuple[int, int], held_out: bool) -> Probl
     picture = ground(draw, *size)
     kinds = draw.sample(SHAPES, draw.randint(1, len(SHAPES)))
     names = draw.sample(list(COLOURS), len(kinds))
-    cells = draw.sample(_cells(size, LARGE_CELL), len(kinds))
+    cells = draw.sample(_cells(size), len(kinds))
     for kind, colour, cell in zip(kinds, names, cells, strict=True):
-        put_shape(draw, picture, kind, colour, cell, LARGE_CELL)
+        put_shape(draw, picture, kind, colour, cell, LARGE_RADIUS)
     ask = draw.choice(
         ("What colour is the {}?", "Which colour has the {}?", "Name the colour of the {}.")
     )
@@ -123,6 +123,6 @@ def _coloured(draw: random.Random, size: tuple[int, int], colour: str) -> Pictur
     return picture
 
 
-def _cells(size: tuple[int, int], edge: int) -> list[tuple[int, int]]:
+def _cells(size: tuple[int, int]) -> list[tuple[int, int]]:
     height, width = size
-    return [(row, column) for row in range(height // edge) for column in range(width // edge)]
+    return [(row, column) for row in range(height // CELL) for column in range(width // CELL)]

@@ -29,8 +29,15 @@ TASKS: dict[str, tuple[Maker, float]] = {
     "forced_json": (forced_json, 8),
 }
 
+# Tasks of the small Gemma 2 (`train_gemma2.py`). Copies are long, sums are short.
+OF_GEMMA2: dict[str, tuple[Maker, float]] = {
+    "addition": (addition, 20),
+    "copy": (copy, 10),
+    "sort_numbers": (sort_numbers, 4),
+}
+
 # Tasks without known answers: they teach a form and are not measured.
 UNMEASURED = frozenset({"forced_json"})
 MEASURED = {name: maker for name, (maker, _) in TASKS.items() if name not in UNMEASURED}
 
-__all__ = ["MEASURED", "TASKS", "Example", "Maker", "Part"]
+__all__ = ["MEASURED", "OF_GEMMA2", "TASKS", "Example", "Maker", "Part"]
