@@ -137,7 +137,10 @@ def main() -> None:
 
 def batches(args: argparse.Namespace, device: torch.device) -> Iterator[Batch]:
     problems = Batches(args.out / "tokenizer.json", args.problems, args.seed)
-    for asked in DataLoader(problems, batch_size=None, num_workers=args.workers):
+    loader = DataLoader(
+        problems, batch_size=None, num_workers=args.workers, pin_memory=device.type == "cuda"
+    )
+    for asked in loader:
         yield asked.to(device)
 
 

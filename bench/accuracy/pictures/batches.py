@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from pictures.tasks import FRAMES, SIZES, TASKS, TILE, Maker, Problem, frames
 
 # Each batch has pictures of one layout. (task or "single", size, weight)
 LAYOUTS = [
-    ("single", SIZES[0], 0.35),
-    ("single", SIZES[1], 0.45),
-    ("frames", SIZES[0], 0.14),
+    ("single", SIZES[0], 0.3),
+    ("single", SIZES[1], 0.4),
+    ("frames", SIZES[0], 0.24),
     ("several", SIZES[0], 0.06),
 ]
-# Digits and colours need more examples than the others
+# Digits and colours need more examples than counting, as videos do
 SINGLE_WEIGHTS = {"counting": 0.1, "digits": 0.45, "colours": 0.45}
 
 
@@ -44,9 +44,14 @@ class Batch:
     before: int
 
     def to(self, device: torch.device) -> Batch:
-        tensors = (
-            part.to(device, non_blocking=True) for part in (self.tiles, self.tokens, self.weights)
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """For DataLoader, which calls it by this name."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = map(change, (self.tiles, self.tokens, self.weights))
         return Batch(self.kind, self.size, *tensors, self.before)
 
 

@@ -31,18 +31,18 @@ def sort_numbers(draw: random.Random, held_out: bool) -> Example:
     return few_shot_or_chat(draw, make)
 
 
-def copy(draw: random.Random, held_out: bool) -> Example:
-    """Words and numbers in random order."""
+def copy(draw: random.Random, held_out: bool, *, items: int = 30) -> Example:
+    """Up to `items` words and numbers in random order."""
     del held_out
 
     def make() -> tuple[str, str]:
-        items = [
+        chosen = [
             draw.choice((draw.choice(WORDS), made_up(draw), str(draw.randrange(10000))))
-            for _ in range(draw.randint(3, 30))
+            for _ in range(draw.randint(3, items))
         ]
-        if draw.random() < 0.3 and len(items) < 8:
-            return f"Reverse this list: {_join(items)}", _join(items[::-1])
-        return f"Repeat this: {_join(items)}", _join(items)
+        if draw.random() < 0.3 and len(chosen) < 8:
+            return f"Reverse this list: {_join(chosen)}", _join(chosen[::-1])
+        return f"Repeat this: {_join(chosen)}", _join(chosen)
 
     return few_shot_or_chat(draw, make, most=4)
 
