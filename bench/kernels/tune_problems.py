@@ -36,10 +36,8 @@ from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
 from mla_router.worker.kernels.moe.tiling import MoeShape, Tile, default_tiling
 from mla_router.worker.kernels.quantize import quantize_rows_triton
 from mla_router.worker.kernels.quantized_linear import (
-    LARGE,
-    LIBRARY_ROWS,
-    LIBRARY_ROWS_OF_LARGE,
     Tiles,
+    library_rows,
     quantized_linear_triton,
     tiling,
 )
@@ -158,8 +156,7 @@ class Dense:
     def sizes(self) -> tuple[int, ...]:
         """Other kernels of Hopper have the rest (`quantized_linear.py`): the ring's, and the library's for large weights."""
         outputs, inputs = self.shape.outputs, self.shape.inputs
-        fewest = LIBRARY_ROWS_OF_LARGE if outputs * inputs >= LARGE else LIBRARY_ROWS
-        below = fewest if inputs % BLOCK[1] == 0 else max(self.rows) + 1
+        below = library_rows(outputs * inputs) if inputs % BLOCK[1] == 0 else max(self.rows) + 1
         return tuple(rows for rows in self.rows if most_rows(outputs, inputs) < rows < below)
 
     def names(self, device: str) -> tuple[str, ...]:

@@ -51,10 +51,9 @@ from mla_router.worker.kernels.weight import (
 )
 from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
 
-# From so many rows on torch's library is faster than the kernel on an H200, for the largest weights from fewer on
-# (`bench/kernels/bench_quantized.py`)
-LIBRARY_ROWS, LIBRARY_ROWS_OF_LARGE = 192, 17
-LARGE = 1 << 26  # weights
+# From so many rows on torch's library is faster than the kernel, by the least number of weights: on an H200, with
+# medium weights on an H100 (`bench/kernels/bench_quantized.py`)
+LIBRARY_ROWS = ((1 << 26, 17), (1 << 23, 128), (0, 192))
 BLOCK = (128, 128)  # of weights that the library takes
 
 
@@ -107,9 +106,14 @@ def quantized_linear(x: Activations, weight: Weight, *, out_dtype: torch.dtype) 
 
 
 def _suits_library(x: Activations, weight: Weight, out_dtype: torch.dtype) -> bool:
-    fewest = LIBRARY_ROWS_OF_LARGE if weight.values.numel() >= LARGE else LIBRARY_ROWS
+    fewest = library_rows(weight.values.numel())
     has_library = weight.library_scales is not None and is_hopper(x.device)
     return x.shape[0] >= fewest and out_dtype == torch.bfloat16 and has_library
+
+
+def library_rows(weights: int) -> int:
+    """Returns the fewest rows for which torch's library multiplies a matrix of so many weights on Hopper."""
+    return next(rows for least, rows in LIBRARY_ROWS if weights >= least)
 
 
 def tuned_tiles(rows: int, weight: Weight) -> Tiles | None:
