@@ -21,7 +21,7 @@ from support.procfs import Pid, descendants, listener
 
 CLIENTS = 6
 # Between two requests of a client. Without it they would take the cores from a worker that starts again.
-PAUSE_S = 1.0
+PAUSE_S = 2.0
 HELD = 2
 
 
@@ -75,7 +75,7 @@ def test_kill_9_of_a_worker_loses_no_request(mortal_server: processes.Running, v
 
     async def kill_under_load() -> list[Answer]:
         async with load(server.url) as answers:
-            await until_served_by(before["worker_id"], answers, 10)
+            await until_served_by(before["worker_id"], answers, CLIENTS)
             await asyncio.to_thread(processes.wait_until, busy, "requests on the victim")
             os.kill(pid, signal.SIGKILL)
 
@@ -88,7 +88,7 @@ def test_kill_9_of_a_worker_loses_no_request(mortal_server: processes.Running, v
                 return False
 
             await asyncio.to_thread(processes.wait_until, restarted, f"{url} restarts")
-            await until_served_by(before["worker_id"], answers, 10)
+            await until_served_by(before["worker_id"], answers, CLIENTS)
             return answers
 
     answers = asyncio.run(kill_under_load())

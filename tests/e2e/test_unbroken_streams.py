@@ -22,7 +22,7 @@ from support.procfs import descendants, listener
 KILLS = [2, pytest.param(6, marks=pytest.mark.slow)]
 TOKENS = 60
 # Between two requests of a client. Without it they would take the cores from a worker that starts again.
-PAUSE_S = 1.0
+PAUSE_S = 3.0
 
 Request = tuple[str, dict[str, Any]]
 

@@ -8,6 +8,7 @@ comes from a test of each keyword of the 2020-12 drafts with a value that the ke
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -146,9 +147,14 @@ def _misshapen(part: dict[str, Any]) -> str:
     types = part.get("type", [])
     if not isinstance(types, str | list) or not all(isinstance(name, str) for name in types):
         return "`type` must be a name or a list of names"
+    if part.get("multipleOf", 1) <= 0:
+        return "`multipleOf` must be greater than 0"
     for key in _LIMITS:
-        if isinstance(part.get(key, 0), bool) or not isinstance(part.get(key, 0), int | float):
+        limit = part.get(key, 0)
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
             return f"`{key}` must be a number"
+        if isinstance(limit, float) and not math.isfinite(limit):  # as 1e999 is read
+            return f"`{key}` is out of range"
     for key in ("dependentRequired", "dependencies"):
         for names in part.get(key, {}).values():
             is_schema = key == "dependencies" and isinstance(names, dict | bool)

@@ -303,6 +303,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
         ({"type": "array", "contains": INTEGER}, "`maxItems` of at most"),
         ({"allOf": [{**STRING, "pattern": "a"}, {"pattern": "b"}]}, "two different `pattern`"),
         ({**INTEGER, "multipleOf": 2, "minimum": 0}, "between `minimum` and `maximum`"),
+        ({**INTEGER, "multipleOf": 2, "minimum": 1e300, "maximum": 1e301}, "at most 1000"),
         ({"oneOf": [{**STRING, "pattern": "a"}, STRING]}, "use `anyOf`"),
         ({"allOf": [INTEGER, STRING]}, "no value satisfies it"),
         (obj({"a": {"allOf": [INTEGER, STRING]}}, "a"), "no value satisfies it"),

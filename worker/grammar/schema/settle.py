@@ -83,11 +83,12 @@ def _integer(part: Schema) -> Schema:
 def _multiples(part: Schema) -> Any:
     """Returns the list of multiples, because xgrammar ignores `multipleOf` beside a bound. Raises Inexact."""
     low, high = integer_range(part)
-    step = abs(part["multipleOf"])
-    if types_of(part) == ["integer"] and step and low is not None and high is not None:
-        values = range(-(-low // step) * step, high + 1, step)
-        if len(values) <= MAX_MULTIPLES:
-            return {"enum": list(values)} if values else False
+    step = part["multipleOf"]
+    if types_of(part) == ["integer"] and low is not None and high is not None:
+        first, last = -(-low // step), high // step
+        if last - first < MAX_MULTIPLES:
+            values = [number * step for number in range(first, last + 1)]
+            return {"enum": values} if values else False
     raise Inexact(
         f"`multipleOf` beside a bound is supported only of integers, at most {MAX_MULTIPLES} of them, "
         "between `minimum` and `maximum`"
