@@ -66,9 +66,14 @@ def _machine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    installed = {item.name: item.version for item in metadata.distributions()}
-    python = {"python": platform.python_version()}
-    return python | {name: installed.get(name, "not installed") for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def record(bench: str, result: dict[str, Any], out: Path | None) -> None:

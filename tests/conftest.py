@@ -20,6 +20,7 @@ from support.procfs import descendants
 pytest_plugins = ["support.servers"]
 
 MAX_PROCESSES = 8  # each claims a range of ports (support/processes.py)
+BYTES_OF_A_PROCESS = 3 << 30  # with its servers: each process has its own
 
 
 @cache
@@ -60,9 +61,13 @@ class Interruption:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of processes of `-n auto`: one more than there are cores, since tests wait for a third of their
-    time; 0 (no further process) if tests share a GPU."""
-    return 0 if _has_cuda() else min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
+    """Returns the number of processes of `-n auto`: half as many more than there are cores, and one, since tests wait for
+    a third of their time; fewer if memory is short, and 0 (no further process) if tests share a GPU."""
+    if _has_cuda():
+        return 0
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(cores + cores // 2 + 1, memory // BYTES_OF_A_PROCESS, MAX_PROCESSES))
 
 
 def pytest_configure(config: pytest.Config) -> None:
