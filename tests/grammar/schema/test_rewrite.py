@@ -21,6 +21,7 @@ COMPILER = xgrammar.GrammarCompiler(BYTES, max_threads=1)
 
 INTEGER, STRING, BOOLEAN = {"type": "integer"}, {"type": "string"}, {"type": "boolean"}
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+DIGITS = {"type": "array", "items": DIGIT}
 
 
 def obj(properties: dict[str, Any], required: str = "", **more: Any) -> Any:
@@ -105,6 +106,55 @@ EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "not of values": ({"enum": ["a", "b", 1], "not": {"const": "a"}}, ["b", 1], ["a"]),
     "not of an integer": ({**DIGIT, "not": {"enum": [3, 4]}}, [2, 5], [3, 4, 10]),
     "not of a type": ({"not": {"type": ["object", "array", "string"]}}, [1, None, True], ["a", {}]),
+    "not of a length": ({**STRING, "not": {"minLength": 3}}, ["", "ab"], ["abc"]),
+    "not of a longest length": ({**STRING, "not": {"maxLength": 1}}, ["ab"], ["", "a"]),
+    "not of any length": (
+        {"anyOf": [{**STRING, "not": {"minLength": 0}}, INTEGER]},
+        [1],
+        ["", "a"],
+    ),
+    "not of a count": ({**DIGITS, "not": {"minItems": 2}}, [[], [1]], [[1, 2]]),
+    "not of a largest count": ({**DIGITS, "not": {"maxItems": 1}}, [[1, 2]], [[], [1]]),
+    "not of an open bound": ({**DIGIT, "not": {"exclusiveMaximum": 3}}, [3], [2]),
+    "not of either bound": ({**DIGIT, "not": {"minimum": 3, "maximum": 6}}, [2, 7], [3, 6]),
+    "not of not": ({"not": {"not": {"enum": [1, "a"]}}}, [1, "a"], [2]),
+    "not of all numbers": (
+        {"type": ["integer", "string"], "not": {"type": ["integer", "number"]}},
+        ["a"],
+        [1],
+    ),
+    "contains behind a prefix": (
+        {**DIGITS, "prefixItems": [STRING], "contains": {"const": 5}, "maxItems": 3},
+        [["a", 5], ["a", 1, 5]],
+        [["a"], ["a", 1], [5], ["a", 1, 2, 5]],
+    ),
+    "contains within a prefix": (
+        {
+            **DIGITS,
+            "prefixItems": [DIGIT, DIGIT],
+            "items": False,
+            "contains": {"const": 5},
+            "minItems": 2,
+            "maxItems": 2,
+        },
+        [[5, 1], [1, 5]],
+        [[1, 2], [5]],
+    ),
+    "contains in the longest array": (
+        {**DIGITS, "contains": {"const": 5}, "maxItems": 16},
+        [[1] * 15 + [5]],
+        [[1] * 16, [1] * 16 + [5]],
+    ),
+    "uniqueItems of one": (
+        {"type": "array", "items": STRING, "uniqueItems": True, "maxItems": 1},
+        [[], ["a"]],
+        [["a", "b"]],
+    ),
+    "uniqueItems between counts": (
+        {**DIGITS, "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 1, "maxItems": 2},
+        [[1], [1, 2], [3, 1]],
+        [[], [1, 1], [1, 2, 3]],
+    ),
     "not of a property": (
         obj({"a": INTEGER, "b": INTEGER}, **{"not": {"required": ["a", "b"]}}),
         [{"a": 1}, {"b": 1}, {}],
@@ -300,7 +350,15 @@ def test_texts_of_random_schemas_are_valid() -> None:
             {"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True},
             "list fewer values, or set a lower `maxItems`",
         ),
+        (
+            {**DIGITS, "items": {"enum": list(range(11))}, "uniqueItems": True, "maxItems": 3},
+            "1000",
+        ),
         ({"type": "array", "contains": INTEGER}, "`maxItems` of at most"),
+        ({**DIGITS, "contains": INTEGER, "maxItems": 17}, "`maxItems` of at most 16"),
+        ({**DIGITS, "contains": INTEGER, "minContains": 2, "maxItems": 3}, "`minContains` and"),
+        ({**DIGITS, "contains": INTEGER, "maxContains": 1, "maxItems": 3}, "`minContains` and"),
+        ({"not": INTEGER}, "use other types"),
         ({"allOf": [{**STRING, "pattern": "a"}, {"pattern": "b"}]}, "two different `pattern`"),
         ({**INTEGER, "multipleOf": 2, "minimum": 0}, "between `minimum` and `maximum`"),
         ({**INTEGER, "multipleOf": 2, "minimum": 1e300, "maximum": 1e301}, "at most 1000"),
