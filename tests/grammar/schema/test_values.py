@@ -69,6 +69,7 @@ def test_the_tighter_of_two_bounds_counts() -> None:
     tight = {"minimum": 1, "exclusiveMinimum": 3, "maximum": 9, "exclusiveMaximum": 8}
     assert integer_range(tight) == (4, 7)
     assert integer_range({"maximum": 4.5}) == (None, 4)
+    assert integer_range({"maximum": -1.5}) == (None, -2)
 
 
 def test_a_long_range_is_no_list() -> None:
