@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.capacity import image_sizes, plan_capacity
+from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.model.config.read import read_config
 from support.tiny_model import CONFIGS, write_tiny_model
 
 GIB = 1 << 30
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class RanksWithRoom(Group):
+    """The other ranks have room for `others` tokens each."""
+
+    def __init__(self, others: list[int]) -> None:
+        self.others = others
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.cat((x, torch.tensor(self.others)), dim)
+
+
+def planned(folder: Path, name: str, device: torch.device = CPU, **flags: Any) -> Capacity:
+    write_tiny_model(folder, **CONFIGS[name])
+    group = flags.pop("group", None)
+    config = WorkerConfig(str(folder), **flags)
+    return plan_capacity(config, read_config(folder), torch.bfloat16, device, group=group)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +73,57 @@ def test_half_of_the_layers_keep_a_window(tmp_path: Path, caplog: pytest.LogCapt
     assert (capacity.num_pages, capacity.window) == (2 * 1024 // 16, 24)
     # 1,024 and 24 tokens of two layers of 2 KV heads, 16 wide, in float32
     assert "524 bytes a token in a request of 1024, 51%" in caplog.text
+
+
+def test_a_limit_of_tokens_counts_if_the_memory_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 2 * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 3 * GIB))
+    # 768 MiB stay free, which is more than 2%; 2 bytes of 3 layers with 40 values a token
+    flags: dict[str, Any] = {"page_size": 16, "mem_fraction_static": 0.98}
+    fitting = (free - 3 * GIB // 4) // 240
+    assert planned(tmp_path, "v3", CUDA, **flags).num_pages == fitting // 16
+    assert planned(tmp_path, "v3", CUDA, max_total_tokens=1000, **flags).num_pages == 62
+    beyond = planned(tmp_path, "v3", CUDA, max_total_tokens=2 * fitting, **flags)
+    assert beyond.num_pages == fitting // 16
+
+
+def test_the_rank_with_the_least_room_counts(tmp_path: Path) -> None:
+    least = planned(tmp_path, "v3", max_total_tokens=640, group=RanksWithRoom([660, 330]))
+    assert least.num_pages == 330 // least.page_size
+    own = planned(tmp_path, "v3", max_total_tokens=320, group=RanksWithRoom([660, 330]))
+    assert own.num_pages == 320 // own.page_size
+
+
+def test_a_window_needs_a_page_of_each_kind(tmp_path: Path) -> None:
+    flags = {"page_size": 64, "max_total_tokens": 64}
+    assert planned(tmp_path, "gemma2", **flags).num_pages == 2
+    assert planned(tmp_path, "v3", **flags).num_pages == 1
+    for name in ("gemma2", "v3"):
+        with pytest.raises(ConfigError, match="no room for KV cache"):
+            planned(tmp_path, name, page_size=64, max_total_tokens=63)
+
+
+def test_the_log_has_the_bytes_of_all_pages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        capacity = planned(tmp_path, "v3", page_size=64, max_total_tokens=3 << 22)
+    assert capacity.num_pages == 3 << 16
+    assert "2.81 GiB" in caplog.text
+    assert "bfloat16, 12582912 tokens in pages of 64, 240 bytes a token" in caplog.text
+
+
+def test_drafts_are_further_tokens_of_a_row(tmp_path: Path) -> None:
+    flags = {"speculative_algorithm": "NGRAM", "speculative_num_steps": 3}
+    assert planned(tmp_path, "v3", **flags).tokens_per_row == 4
+    assert planned(tmp_path, "v3").tokens_per_row == 1
+
+
+def test_room_for_images() -> None:
+    assert image_sizes(CPU, 4096, takes_images=False) == {}
+    on_cpu, on_gpu = (image_sizes(device, 1 << 20, takes_images=True) for device in (CPU, CUDA))
+    assert (on_cpu["image_tiles"], on_gpu["image_tiles"]) == (1, 8)
+    assert on_cpu["image_tokens"] == on_gpu["image_tokens"] == 1 << 20  # those of one prompt
+    assert image_sizes(CUDA, 4096, takes_images=True)["image_tokens"] == 1 << 16
