@@ -1,9 +1,10 @@
-"""A trained model behind OpenAI's client: right answers about held-out pictures and videos."""
+"""Trained models behind OpenAI's client: right answers about held-out pictures, videos, sums and lists."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 pytest.importorskip("PIL", reason="needs Pillow: requirements.lock has it")
 pytest.importorskip("av", reason="needs PyAV: requirements.lock has it")
 
+import ask_gemma2
 import ask_pictures
 from pictures.tasks import TASKS
+from tasks import OF_GEMMA2
 
 from support import processes
 
@@ -30,3 +33,14 @@ def test_pictures_and_videos_of_llava_onevision() -> None:
     assert min(result["right"].values()) >= LEAST, result
     assert result["mixed_up"] == 0, result
     assert result["least_cached"] > 0, result
+
+
+@pytest.mark.slow
+def test_sums_and_lists_of_gemma2() -> None:
+    """Every second layer sees 32 tokens, fewer than most lists have."""
+    draw = random.Random("test")
+    with processes.worker(TRAINED / "gemma2") as worker:
+        for name, (maker, _) in OF_GEMMA2.items():
+            asked = ask_gemma2.questions(draw, maker, 100)
+            right = asyncio.run(ask_gemma2.share_right(worker.url, asked, PARALLEL))
+            assert right >= 0.9, name  # 94% of these copies are right
