@@ -116,7 +116,7 @@ def test_tokens_of_a_busy_scheduler(
 
 def test_tokens_of_piecewise_graphs(folder: Path, wanted: dict[str, list[int]]) -> None:
     """Images replace embeddings between two graphs, of steps with rows of padding, of text and of decode slots."""
-    outcome = serve(folder, image_script(1, COUNT, aborts=False), ROOMY, graphs=(32, 64))
+    outcome = serve(folder, image_script(1, COUNT, aborts=False), ROOMY, graphs=(16, 32))
     for rid, tokens in wanted.items():
         assert outcome.channel.tokens(rid) == tokens, rid
 
