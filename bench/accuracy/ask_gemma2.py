@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from asking import add_flags, worker_flags
 from tasks import OF_GEMMA2, Example, Maker
 from tasks.example import ASSISTANT, BOS, EOS, USER
 
@@ -36,23 +37,15 @@ class Question:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model-path", type=Path, required=True)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="behind the router")
-    parser.add_argument("--questions", type=int, default=200, help="of each task")
-    parser.add_argument("--parallel", type=int, default=16)
-    parser.add_argument("--least", type=float, default=0.95, help="share of right answers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    add_flags(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse_args()
-    flags = [f"--model-path={args.model_path}", f"--device={args.device}"]
     draw = random.Random(f"questions {args.seed}")
     asked = {name: questions(draw, maker, args.questions) for name, (maker, _) in OF_GEMMA2.items()}
-    with launched(flags, workers=args.workers) as url:
+    with launched(worker_flags(args), workers=args.workers) as url:
         right = {
             name: asyncio.run(share_right(url, of_task, args.parallel))
             for name, of_task in asked.items()

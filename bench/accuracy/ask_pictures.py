@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from asking import add_flags, worker_flags
 from pictures.drawing import Picture
 from pictures.tasks import SINGLE, SIZES, TASKS, Problem
 from PIL import Image
@@ -46,22 +47,14 @@ class Answer:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model-path", type=Path, required=True)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="behind the router")
-    parser.add_argument("--questions", type=int, default=200, help="of each task")
+    add_flags(parser)
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--parallel", type=int, default=16)
-    parser.add_argument("--least", type=float, default=0.95, help="share of right answers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse_args()
-    flags = [f"--model-path={args.model_path}", f"--device={args.device}"]
-    with launched(flags, workers=args.workers) as url:
+    with launched(worker_flags(args), workers=args.workers) as url:
         result = asyncio.run(measure(url, args))
     for name, value in result.items():
         print(f"{name:16}{value}")

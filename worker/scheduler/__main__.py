@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def flags_of_process() -> argparse.ArgumentParser:
-    """Returns the parser of the flags with which a server process starts its scheduler."""
+    """Returns the parser of a scheduler process's flags, which the server process gives it."""
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="end with this process")

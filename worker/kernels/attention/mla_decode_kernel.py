@@ -67,8 +67,9 @@ def attend_kernel(
     SETTLED: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """With PREFIX a request is a group of QUERIES requests with a common prefix (`shared_prefixes.py`), or that of the nodes of
-    a tree (`mla_tree_decode.py`), its rows are the prefix, and all results are partial."""
+    """With PREFIX a request is a group of QUERIES queries that see the same rows: requests with a common prefix
+    (`shared_prefixes.py`), or the nodes of a tree (`mla_tree_decode.py`). The kernel reads these rows alone, so all results
+    are partial."""
     if not SETTLED:
         wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
