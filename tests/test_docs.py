@@ -39,13 +39,16 @@ def test_links_have_targets() -> None:
 
 
 def test_figures_of_the_readme_are_in_docs_measured() -> None:
-    """Each row of the README's tables is also in docs/measured.md or docs/measured_router.md."""
+    """The README's figures, and each row of its tables, are also in docs/measured.md or docs/measured_router.md."""
     readme = (ROOT / "README.md").read_text()
     measured = "".join(path.read_text() for path in ROOT.glob("docs/measured*.md"))
     section = readme.partition("## Measured\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     assert len(rows) > 10
     assert [row for row in rows if row not in measured] == []
+    figures = re.findall(r"\d[\d,]*\.?\d+", readme.partition("## Why\n")[2].partition("\n## ")[0])
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in measured] == []
 
 
 def test_every_test_named_in_the_docs_exists() -> None:
