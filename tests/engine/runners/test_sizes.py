@@ -16,6 +16,7 @@ def test_decode_graphs_pad_little(largest: int) -> None:
     for batch in range(1, largest + 1):
         taken = min(size for size in sizes if size >= batch)
         assert taken - batch <= max(3, batch // 4)
+        assert batch & (batch - 1) or taken == batch
 
 
 @pytest.mark.parametrize("largest", [0, 15, 16, 100, 4096])
