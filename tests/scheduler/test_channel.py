@@ -25,6 +25,7 @@ from mla_router.worker.messages import (
     scheduler_socket,
     server_socket,
 )
+from mla_router.worker.scheduler.channel import MAX_BYTES, MAX_MESSAGES, ZmqChannel
 from support.processes import EVENT_TIMEOUT_S
 from support.scripted_scheduler import generate
 
@@ -132,3 +133,24 @@ def test_a_step_is_one_message_a_server(servers: Servers) -> None:
                 ended |= {delta.rid for delta in message.items if delta.finish_reason}
                 running, largest = told - ended, max(largest, len(told))
         assert largest == 4
+
+
+def test_a_flood_is_taken_in_parts(tmp_path: Path) -> None:
+    """Running requests wait for the messages that are read between two steps."""
+    flood = [generate(f"r{i}", [1] * 10, 1) for i in range(2 * MAX_MESSAGES + 1)]
+    prompt = [2**20] * (MAX_BYTES // 12)  # 5 bytes a token
+    long = [generate(f"long{i}", prompt, 1) for i in range(7)]
+    servers, channel = Servers(tmp_path), ZmqChannel(tmp_path, SERVERS)
+    try:
+        for message in [*flood, *long]:
+            servers.send(message)
+        parts: list[list[ToScheduler]] = []
+        while sum(map(len, parts)) < len(flood) + len(long):
+            parts.append(channel.receive(EVENT_TIMEOUT_S))
+            assert parts[-1], "nothing came"
+    finally:
+        channel.close()
+        servers.context.destroy(linger=0)
+    assert [message for part in parts for message in part] == [*flood, *long]
+    assert max(map(len, parts)) <= MAX_MESSAGES
+    assert max(sum(message in long for message in part) for part in parts) <= 3

@@ -18,6 +18,11 @@ from mla_router.worker.messages import (
 
 logger = logging.getLogger(__name__)
 
+# Most messages and bytes of one `receive`: the running requests wait for it. A flood of arrivals, or of long prompts, is
+# taken over several steps.
+MAX_MESSAGES = 64
+MAX_BYTES = 256 << 10
+
 
 class Channel(Protocol):
     """Receives and sends the scheduler's messages. Tests use one without sockets."""
@@ -62,19 +67,23 @@ class ZmqChannel:
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:
-        """Returns all messages that have arrived. Waits up to `timeout_s` seconds for the first."""
+        """Returns the messages that have arrived, up to MAX_MESSAGES and about MAX_BYTES. Waits up to `timeout_s` seconds
+        for the first."""
         messages: list[ToScheduler] = []
         if timeout_s > 0 and not self._arrivals.poll(int(timeout_s * 1000)):
             return messages
-        while True:
+        left = MAX_BYTES
+        while left > 0 and len(messages) < MAX_MESSAGES:
             try:
                 frame = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return messages
+                break
+            left -= len(frame)
             try:
                 messages.append(self._decoder.decode(frame))
             except msgspec.DecodeError as error:
                 logger.error("dropped a message that cannot be decoded: %s", error)
+        return messages
 
     def send(self, message: ToServer, server: int | None = None) -> None:
         frame = self._encoder.encode(message)

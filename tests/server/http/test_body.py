@@ -16,6 +16,7 @@ from mla_router.worker.config import SMALL_MODEL, WorkerConfig
 from mla_router.worker.server.app import errors
 from mla_router.worker.server.http import body as body_module
 from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.turns import TURNS, Turns
 from mla_router.worker.server.state import STATE, ServerState
 
 LIMIT = 1024
@@ -30,6 +31,7 @@ async def echo() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWrit
 
     app = web.Application(middlewares=[errors], client_max_size=LIMIT)
     app[STATE] = ServerState(WorkerConfig(str(SMALL_MODEL), max_payload_size=LIMIT))
+    app[TURNS] = Turns()
     app.router.add_post("/", handler)
     runner = web.AppRunner(app, lingering_time=0)  # no wait after the answer
     await runner.setup()

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from mla_router.worker.server.errors import ContentTooLarge, RequestTimeout
 from mla_router.worker.server.http import signature
+from mla_router.worker.server.http.turns import TURNS
 from mla_router.worker.server.state import STATE
 
 STALLED_S = 30.0  # longest time without a byte; the total time has no limit
@@ -16,8 +17,10 @@ SIGNED = web.RequestKey("signed", bool)  # a router signed the request with the 
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Returns the whole body. Raises ContentTooLarge (413), or RequestTimeout (408) after a long pause."""
+    """Returns the whole body, when it is the request's turn. Raises ContentTooLarge (413), or RequestTimeout (408) after a
+    long pause."""
     body = await _receive(request)
+    await request.app[TURNS].take()
     key, given = request.app[STATE].config.replay_key, request.headers.get(signature.HEADER)
     if key and given:
         request[SIGNED] = signature.is_signed(key, request.raw_path, body, given)
