@@ -187,6 +187,31 @@ def test_a_chat_by_the_openai_client(worker: Running, reference: LlavaReference)
     assert details is not None and details.cached_tokens == len(wanted.prompt) - 1
 
 
+def test_tokenize_gives_the_prompt_of_a_chat(worker: Running) -> None:
+    """A picture with several tiles, then two pictures and a video of two frames."""
+    tall, film = data_url(picture(55, 90)), video([picture(64, 48, seed) for seed in range(2)])
+    frames = {"url": "data:video/mp4;base64," + base64.b64encode(film).decode()}
+    one: list[Any] = [
+        {"type": "image_url", "image_url": {"url": tall}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    for parts in (one, [*one, one[0], {"type": "video_url", "video_url": frames}]):
+        messages = [{"role": "user", "content": parts}]
+        body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+        prompt = post_json(worker.url + "/v1/chat/completions", body)["prompt_token_ids"]
+        found = post_json(
+            worker.url + "/tokenize", {"messages": messages, "return_token_strs": True}
+        )
+        assert found["tokens"] == prompt
+        assert found["count"] == len(prompt) == len(found["token_strs"])
+    broken = {"type": "image_url", "image_url": {"url": "data:;base64,AAAA"}}
+    refused = {"messages": [{"role": "user", "content": [broken]}]}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post_json(worker.url + "/tokenize", refused)
+    assert caught.value.code == 400
+    assert json.load(caught.value)["error"]["param"] == "messages[0].content[0].image_url"
+
+
 def test_the_responses_api(worker: Running) -> None:
     """An `input_image` is the same as an `image_url` in a chat."""
     image = data_url(picture(80, 31, 8))

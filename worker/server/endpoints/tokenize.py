@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.server.endpoints.chat.prompt import rendered
+from mla_router.worker.server.endpoints.chat.media import prompt_tokens
 from mla_router.worker.server.endpoints.chat.tools import read_tools
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.body import read_body
@@ -58,20 +58,21 @@ async def tokenize(request: web.Request) -> web.Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "give either prompt or messages")
     tokenizer, context_length = service.tokenizer, service.limits.context_length
-    several, special = isinstance(body.prompt, list), True
+    several = isinstance(body.prompt, list)
+    tokens: list[Any]
     if body.prompt is None:
-        chat = body.as_chat()
-        texts, special = [await rendered(service, chat, read_tools(chat), "messages")], False
+        chat, special = body.as_chat(), bool(body.add_special_tokens)
+        tools = read_tools(chat)
+        tokens = [await prompt_tokens(service, chat, tools, "messages", add_special_tokens=special)]
     else:
         texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    if len(texts) > MAX_PROMPTS:
-        raise InvalidField("prompt", f"at most {MAX_PROMPTS} prompts")
-    if body.add_special_tokens is not None:
-        special = body.add_special_tokens
-    tokens: list[Any] = [
-        await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)
-        for text in texts
-    ]
+        if len(texts) > MAX_PROMPTS:
+            raise InvalidField("prompt", f"at most {MAX_PROMPTS} prompts")
+        special = body.add_special_tokens is not False
+        tokens = [
+            await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)
+            for text in texts
+        ]
     pieces: list[Any] | None = None
     if body.return_token_strs:
         pieces = [tokenizer.pieces_of(ids) for ids in tokens]

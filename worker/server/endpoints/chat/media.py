@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.chat.messages import Media
+from mla_router.worker.server.endpoints.chat.prompt import rendered
+from mla_router.worker.server.endpoints.chat.tools import ToolUse
+from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.state import Service
 
 
@@ -24,3 +27,23 @@ async def placed(
         return prompt, []
     read = await service.media.read(media.sources, context_length=service.limits.context_length)
     return service.media.place(prompt, media.sources, read, {"image": field, "video": field})
+
+
+async def prompt_tokens(
+    service: Service,
+    body: ChatRequest,
+    tools: ToolUse,
+    field: str,
+    *,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """Returns the prompt of a conversation, with the placeholders of its images and videos. Raises InvalidRequest."""
+    media = media_of(service)
+    text = await rendered(service, body, tools, field, media)
+    prompt = await service.tokenizer.encode(
+        text,
+        context_length=service.limits.context_length,
+        add_special_tokens=add_special_tokens,
+    )
+    prompt, _ = await placed(service, prompt, media, field)
+    return prompt

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
-from mla_router.worker.server.endpoints.chat.media import media_of, placed
-from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many, rendered
+from mla_router.worker.server.endpoints.chat.media import prompt_tokens
+from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
 from mla_router.worker.server.endpoints.chat.run import ChatRun, prepare
 from mla_router.worker.server.endpoints.chat.tools import read_tools
 from mla_router.worker.server.endpoints.event_writer import Event, EventWriter
@@ -72,12 +72,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = parse(await read_body(request), _decoder)
     service.check_model(body.model)
     chat = await _chat(service, body)
-    tools, media = read_tools(chat, FIELD_NAMES.tool), media_of(service)
-    text = await rendered(service, chat, tools, FIELD_NAMES.messages, media)
-    prompt = await service.tokenizer.encode(
-        text, context_length=service.limits.context_length, add_special_tokens=False
-    )
-    prompt, _ = await placed(service, prompt, media, FIELD_NAMES.messages)
+    tools = read_tools(chat, FIELD_NAMES.tool)
+    prompt = await prompt_tokens(service, chat, tools, FIELD_NAMES.messages)
     return json_response(TokenCount(len(prompt)))
 
 
