@@ -38,8 +38,9 @@ from kernel_shares import shares
 from loopback import Link, LoopbackGroup, quantized_rows, random_rows
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.engine.choose import choose_device, choose_dtype
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import choose_device, choose_dtype, load_engine
+from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.deepseek import MixtureOfExperts

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
+from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import (
-    MAX_EXCHANGED_ROWS,
-    choose_config,
-    choose_graph_sizes,
     load_engine,
 )
-from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
-from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.config.read import read_config
-from support.attention import torch_attention, triton_attention
-from support.positions import Position
 from support.tiny_model import CONFIGS, write_tiny_model
 
 
@@ -63,31 +52,6 @@ def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
         load_engine(WorkerConfig(model_path=str(tmp_path), device="cpu", disable_mla=True))
 
 
-def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
-    device = torch.device("cuda")
-    attention = triton_attention(read_config(SMALL_MODEL))
-
-    def sizes(**settings: Any) -> Sequence[int]:
-        return choose_graph_sizes(WorkerConfig(**settings), device, attention).decode
-
-    assert max(sizes(max_running_requests=5)) == 5 + MAX_INPUT_TOKENS
-    assert max(sizes(max_running_requests=1000, cuda_graph_max_bs=100)) == 100
-    assert max(sizes(max_running_requests=5, cuda_graph_max_bs=3)) == 3
-    assert sizes(max_running_requests=5, cuda_graph_bs="1,4") == [1, 4]
-
-
-def test_graphs_of_a_drafter_are_by_slots() -> None:
-    device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
-    drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
-    config = WorkerConfig(speculative_max_bs=8, **drafts)  # type: ignore[arg-type]
-    sizes = choose_graph_sizes(config, device, attention)
-    assert sizes.drafts == [1, 2, 3, 4, 6, 8]
-    assert sizes.verify == [3 * size for size in sizes.drafts]
-    # The drafter needs the attention of a prompt's step
-    plain = choose_graph_sizes(WorkerConfig(), device, attention)
-    assert replace(sizes, verify=[], drafts=[], prefill=plain.prefill) == plain
-
-
 def test_a_drafter_needs_a_layer_and_memory(tmp_path: Path) -> None:
     settings = {"device": "cpu", "max_total_tokens": 64}
     drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
@@ -104,40 +68,6 @@ def test_a_drafter_needs_a_layer_and_memory(tmp_path: Path) -> None:
     engine = load_engine(WorkerConfig(**settings, **drafts))  # type: ignore[arg-type]
     assert (plain.capacity.tokens_per_row, engine.capacity.tokens_per_row) == (1, 3)
     assert len(engine.kv_cache.layers) == len(plain.kv_cache.layers) + 1
-
-
-def test_dp_ranks_have_no_graphs_of_one_prompt_alone_nor_of_many_rows() -> None:
-    device, attention = torch.device("cuda"), triton_attention(read_config(SMALL_MODEL))
-    alone = choose_graph_sizes(WorkerConfig(), device, attention)
-    assert alone.prefill
-    groups = Groups(exchange=Position(1, 2))
-    together = choose_graph_sizes(WorkerConfig(), device, attention, groups)
-    shared = [size for size in alone.piecewise if size <= MAX_EXCHANGED_ROWS]
-    assert shared[-1] == MAX_EXCHANGED_ROWS < alone.piecewise[-1]
-    assert together == replace(alone, piecewise=shared, prefill=())
-
-
-def test_torch_compile_is_for_cuda_graphs() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    with_graphs = triton_attention(read_config(SMALL_MODEL))
-    compiling = WorkerConfig(enable_torch_compile=True, torch_compile_max_bs=8)
-    assert choose_graph_sizes(compiling, cuda, with_graphs).compiled == 8
-    assert choose_graph_sizes(WorkerConfig(), cuda, with_graphs).compiled == 0
-    without_graphs = WorkerConfig(enable_torch_compile=True, disable_cuda_graph=True)
-    for config, device, attention, obstacle in (
-        (without_graphs, cuda, with_graphs, "--disable-cuda-graph"),
-        (compiling, cpu, with_graphs, "device cpu"),
-        (compiling, cuda, torch_attention(read_config(SMALL_MODEL)), "attention backend torch"),
-    ):
-        with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):
-            choose_graph_sizes(config, device, attention)
-
-
-def test_torch_compile_is_for_plain_weights() -> None:
-    assert choose_config(WorkerConfig(enable_torch_compile=True)).quantization is None
-    quantized = WorkerConfig(enable_torch_compile=True, quantization="fp8")
-    with pytest.raises(ConfigError, match=r"--enable-torch-compile: .* are float8_e4m3fn"):
-        choose_config(quantized)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch import Tensor
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import choose_config
 from mla_router.worker.engine.runners.choose import RunnerKind
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.runners.sizes import GraphSizes
@@ -384,13 +385,12 @@ def test_more_prompt_tokens_go_in_pieces(
 
 def test_working_memory_equals_the_memory_of_a_step(engine: Engine) -> None:
     needed = measure_working_memory(
-        engine.model,
+        partial(
+            Engine, engine.model, device=CUDA, dtype=torch.bfloat16, attention=engine.attention
+        ),
         CAPACITY,
         prefill_tokens=128,
         graph_sizes=GraphSizes([1, 8], [16, 32], [16, 32]),
-        device=CUDA,
-        dtype=torch.bfloat16,
-        attention=engine.attention,
     )
     vocabulary = engine.model.config.vocab_size
     assert needed.step > CAPACITY.num_slots * vocabulary * 4  # the logits alone

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.kernels.dequantize import dequantize_blocks
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver

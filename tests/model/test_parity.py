@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver

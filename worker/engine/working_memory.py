@@ -18,12 +18,9 @@ from mla_router.worker.core import (
     SamplingParams,
     StepPlan,
 )
-from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
-from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.exchange import Exchange
 
 # All features of sampling that take memory.
@@ -70,37 +67,23 @@ class WorkingMemory:
 
 
 def measure_working_memory(
-    model: CausalLM,
+    new_engine: Callable[[Capacity], Engine],
     capacity: Capacity,
     *,
     prefill_tokens: int,
     graph_sizes: GraphSizes,
-    device: torch.device,
-    dtype: torch.dtype,
-    attention: ModelAttention,
-    kv_cache_dtype: torch.dtype | None = None,
-    new_drafter: NewDrafter | None = None,
 ) -> WorkingMemory:
     """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
     small = replace(capacity, num_pages=capacity.num_slots)
-    plans = profile_plans(small, prefill_tokens, attention.max_keys)
-
-    def new_engine() -> Engine:
-        return Engine(
-            model,
-            small,
-            device=device,
-            dtype=dtype,
-            attention=attention,
-            kv_cache_dtype=kv_cache_dtype,
-            new_drafter=new_drafter,
-        )
-
-    warmup_compile(new_engine(), plans, graph_sizes)
+    engine = new_engine(small)
+    model, device = engine.model, engine.device
+    plans = profile_plans(small, prefill_tokens, engine.attention.max_keys)
+    warmup_compile(engine, plans, graph_sizes)
+    del engine
     _free()
     before = torch.cuda.memory_allocated(device)
-    engine = new_engine()
+    engine = new_engine(small)
     tables = torch.cuda.memory_allocated(device) - before - engine.kv_cache.nbytes
     step = 0
     for plan in plans:
@@ -121,7 +104,9 @@ def measure_working_memory(
     # The end of the last layer runs outside of the graphs, for the needed rows only. Libraries load the kernel of a new
     # number of rows at its first use.
     for rows in row_counts(capacity.num_slots):
-        hidden_states = torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device)
+        hidden_states = torch.zeros(
+            rows, model.config.hidden_size, dtype=engine.dtype, device=device
+        )
         group = model.groups.exchange
         exchange = Exchange(None, group, (rows,) * group.size)
         model.logits(model.model.finish(hidden_states, hidden_states, exchange=exchange))

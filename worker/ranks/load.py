@@ -11,8 +11,9 @@ from torch._C._distributed_c10d import Store
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine
+from mla_router.worker.engine.choose import choose_device
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import choose_device, load_engine
+from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels.comm.connect import LOOPBACK
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.config.fields import ModelError

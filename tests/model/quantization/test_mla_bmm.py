@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
