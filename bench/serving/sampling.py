@@ -26,6 +26,7 @@ from record import record
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopyBuffers
+from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
 
 PROMPT, MAX_TOKENS = range(500), 1 << 20
@@ -82,9 +83,7 @@ class Case:
             self.slots,
             self.plan,
             self.masks,
-            lengths=self.lengths,
-            last_token=self.last_token,
-            drafts=self.last_token[:, None],
+            tokens=SlotTokens(self.lengths, self.last_token, self.last_token[:, None]),
             out=tokens,
         )
         return self.copies.start(self.plan, tokens, sampled.logprobs, None, began=began)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopyBuffers
+from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.upload import Upload
 
@@ -70,9 +71,7 @@ class SamplerDriver:
                 at,
                 plan,
                 masks,
-                lengths=self.lengths,
-                last_token=self.last_token,
-                drafts=self.last_token[:, None],
+                tokens=SlotTokens(self.lengths, self.last_token, self.last_token[:, None]),
                 out=tokens,
             )
             pending = self.copies.start(plan, tokens, sampled.logprobs, None, began=0.0)

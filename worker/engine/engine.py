@@ -164,10 +164,7 @@ class Engine:
             forward.slots,
             plan,
             masks,
-            lengths=slots.lengths,
-            last_token=slots.last_token,
-            drafts=slots.drafts,
-            trees=None if slots.tree is None else slots.tree.trees,
+            tokens=slots.tokens,
             out=tokens,
         )
         pending = self._copies.start(

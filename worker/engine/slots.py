@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, RowKind, StepPlan
+from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.speculation.tree_state import TreeState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
@@ -44,11 +45,17 @@ class SlotState:
         self._numbers = torch.zeros(slots * (pages + 1), dtype=torch.int32, device=device)
         tables = self._numbers[: self._lengths_at].view(slots, pages)
         self.page_table = tables[:, :own]
-        # Of layers with a window that have pages of their own
+        # The page table of window layers that have pages of their own; None: there are none
         self.window_page_table = None if capacity.window is None else tables[:, own:]
         # [slots] int32, tokens of the request with the last sampled one, whose row in the KV cache the next step writes.
         # At least 1, so that a decode row always has a position
         self.lengths = self._numbers[self._lengths_at :].fill_(1)
+
+    @property
+    def tokens(self) -> SlotTokens:
+        """The tokens that sampling reads and writes."""
+        trees = None if self.tree is None else self.tree.trees
+        return SlotTokens(self.lengths, self.last_token, self.drafts, trees)
 
     def writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """Returns the writes of `plan` for `write`, as entries and values: its new pages, and the lengths of the slots

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import UNUSED, Admitted, SamplingParams, StepPlan
+from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
 
 V, SLOTS, DRAFTS, STEPS = 24, 3, 3, 8
@@ -47,9 +48,11 @@ class State:
             slots,
             plan,
             None,
-            lengths=self.lengths,
-            last_token=self.last_token,
-            drafts=torch.tensor(drafts or [[0] * DRAFTS] * SLOTS),
+            tokens=SlotTokens(
+                self.lengths,
+                self.last_token,
+                torch.tensor(drafts or [[0] * DRAFTS] * SLOTS),
+            ),
             out=out,
         )
         return [[token for token in row if token != UNUSED] for row in out.tolist()]

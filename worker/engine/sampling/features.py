@@ -54,7 +54,7 @@ class SlotFeatures:
     def of(self, plan: StepPlan) -> RowFeatures:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
-        # Of the new tokens, at most
+        # Upper bounds of the new tokens' positions
         positions = np.array([*plan.decode_bounds, *ends], dtype=np.int64)
         penalized, filtered, with_logprobs, restricted = self._flags[:, slots]
         rows_with_logprobs = np.flatnonzero(with_logprobs)

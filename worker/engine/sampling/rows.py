@@ -63,14 +63,17 @@ class SampledRows:
         exists = is_decode[:, None] | (np.arange(most) == 0)
         return [nodes_of[exists], firsts[exists]]
 
-    def arrays(self) -> list[np.ndarray]:
-        """Returns the slots [R] int64 of the rows, their numbers [R] int32 among the rows of their slots, and the bounds [D] int64 of the D decode slots; nothing for a plan without drafts."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns, of a plan with drafts: `slots` [R] int64 of the rows, their `numbers` [R] int32 among the rows of their slots,
+        and `bounds` [D] int64 of the D decode slots."""
         plan = self._plan
-        if not plan.num_drafts:
-            return []
         decodes, each = len(plan.decode_slots), plan.rows_per_decode
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         counts = np.where(np.arange(len(slots)) < decodes, each, 1)
         offsets = np.zeros(int(counts.sum()), dtype=np.int32)
         offsets[: decodes * each] = np.tile(np.arange(each, dtype=np.int32), decodes)
-        return [np.repeat(slots, counts), offsets, np.array(plan.decode_bounds, dtype=np.int64)]
+        return {
+            "slots": np.repeat(slots, counts),
+            "numbers": offsets,
+            "bounds": np.array(plan.decode_bounds, dtype=np.int64),
+        }

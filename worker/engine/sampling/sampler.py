@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +18,15 @@ from mla_router.worker.core import Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.bitmask import apply_token_bitmask
-from mla_router.worker.engine.sampling.drafted_rows import DraftedRows
+from mla_router.worker.engine.sampling.drafted_rows import DraftedRows, SlotTokens
 from mla_router.worker.engine.sampling.draws import Draws
-from mla_router.worker.engine.sampling.features import SlotFeatures
+from mla_router.worker.engine.sampling.features import RowFeatures, SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs, Run, token_logprobs
 from mla_router.worker.engine.sampling.params import SlotSamplingParams
 from mla_router.worker.engine.sampling.penalties import TokenCounts
 from mla_router.worker.engine.sampling.rows import SampledRows
+from mla_router.worker.engine.sampling.step_rows import StepRows
 from mla_router.worker.engine.upload import Upload
-from mla_router.worker.kernels.kv_cache.tree_rows import Trees
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
@@ -87,109 +86,135 @@ class Sampler:
         plan: StepPlan,
         masks: TokenMasks | None,
         *,
-        lengths: Tensor,
-        last_token: Tensor,
-        drafts: Tensor,
+        tokens: SlotTokens,
         out: Tensor,
-        trees: Trees | None = None,
     ) -> Sampled:
         """Samples the tokens of `plan` for R rows of S slots, and their logprobs, if requested.
 
-        `logits` [R, V] float32 are overwritten. `slots` [S] int64. By slot: `lengths` int32, its tokens, which the step
-        increases by those that it samples; `last_token` int64, which it replaces (0 for a row without a token); `drafts`
-        [num_slots, K] int64, which it verifies: a chain, or the nodes of `trees` if plan.tree_nodes is not 0. Writes the
-        tokens to `out` [S, 1 + plan.num_drafts] int32, as `accept` does; NO_TOKEN for a row without a token.
+        `logits` [R, V] float32 are overwritten. `slots` [S] int64. `tokens`: lengths increase by the sampled tokens, last
+        tokens are replaced (by 0 for a row without a token), and the drafts are verified. Writes the tokens to `out`
+        [S, 1 + plan.num_drafts] int32, as `accept` does; NO_TOKEN for a row without a token.
         """
         features = self.features.of(plan)
-        sampled_rows = SampledRows(plan)
-        of_tree = plan.tree_nodes > 0
-        of_paths = sampled_rows.on_paths(features.with_logprobs) if of_tree else []
-        masked_slots = np.array(masks.rows if masks else (), dtype=np.int64)
-        mask_counts = np.array(masks.counts_of_rows if masks else (), dtype=np.int64)
-        cuts_drafts = plan.num_drafts > 0 and masks is not None
-        penalized, biased, restricted, with_logprobs, masked, bits, *of_drafts = self._upload(
-            [
-                sampled_rows.all(features.penalized),
-                sampled_rows.all(features.biased),
-                sampled_rows.all(features.restricted),
-                sampled_rows.all(features.with_logprobs),
-                sampled_rows.leading(masked_slots, mask_counts),
-                masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
-                *sampled_rows.arrays(),
-                *([features.penalized] if plan.num_drafts else []),
-                *([sampled_rows.room(masked_slots, mask_counts)] if cuts_drafts else []),
-                *of_paths,
-            ]
-        )
-        owners, drafted, path, limits = slots, None, None, None
-        if of_drafts:
-            slots, numbers, bounds, penalized_owners, *on_paths = of_drafts
-            if cuts_drafts:
-                room, *on_paths = on_paths
-                if of_tree:  # its first rows are the chain of its best nodes
-                    limits = room
-                else:
-                    bounds = torch.minimum(bounds, lengths[owners[: len(bounds)]] + room - 1)
-            drafted = DraftedRows.of(plan, slots, numbers, bounds, drafts, trees, limits)
-            positions = lengths[slots] + drafted.offsets  # [R]
-        for rows in _slices(restricted):
-            _put(
-                logits, rows, apply_token_bitmask(_get(logits, rows), self._allowed.of(slots[rows]))
-            )
-        for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
-            _put(logits, rows, apply_token_bitmask(_get(logits, rows), some_bits))
+        rows = StepRows.upload(self._upload, plan, features, masks)
+        drafted = None
+        if rows.drafts is not None:
+            drafted = DraftedRows.of(plan, slots, rows.drafts, tokens)
+        row_slots = slots if drafted is None else drafted.slots
+        self._mask(logits, rows, row_slots)
         # Logprobs are of the masked logits, before biases and penalties
-        own = logits.index_select(0, with_logprobs) if len(with_logprobs) else None
-        for rows in _slices(biased):
-            of = slots[rows]
-            at = lengths[of] if drafted is None else positions[rows]
-            _put(logits, rows, self._bias.add(_get(logits, rows), of, at))
-        for rows in _slices(penalized):
-            of, params = slots[rows], self._params.of(slots[rows])
-            ahead = None if drafted is None else drafted.ahead(rows)
-            _put(logits, rows, self._counts.penalize(_get(logits, rows), of, params, ahead))
-
-        threshold = None
-        if features.filtered:
-            params = self._params.of(slots)
-            threshold = top_threshold(
-                logits,
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-            )
-        if drafted is not None:
-            draws = self.draws(slots, positions)
-            draws.draw(logits, threshold)
-            last, path = drafted.accept(draws.drawn, owners, lengths, last_token, out)
-            sampled = Sampled(None, draws.tokens, last, path)
-            if len(penalized):
-                of, rows = owners[penalized_owners], last[penalized_owners]
-                self._counts.add(of, last_token[of], drafted.ahead(rows))
+        masked = logits.index_select(0, rows.with_logprobs) if len(rows.with_logprobs) else None
+        self._add_biases(logits, rows, row_slots, tokens, drafted)
+        self._penalize(logits, rows, row_slots, drafted)
+        threshold = self._threshold(logits, row_slots) if features.filtered else None
+        if drafted is None:
+            sampled = self._draw(logits, slots, rows, tokens, threshold, out)
         else:
-            temperature, seed = self._params.temperature, self._params.seed
-            sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
-            sampled = Sampled(None)
-            if len(penalized):
-                of = slots[penalized]
-                self._counts.add(of, last_token[of])
-        if own is None:
+            sampled = self._verify(logits, slots, drafted, rows, tokens, threshold, out)
+        if masked is None:
             return sampled
+        drawn = tokens.last_token[slots] if sampled.tokens is None else sampled.tokens
+        return sampled._replace(
+            logprobs=self._logprobs(masked, drawn, plan, features, rows, sampled)
+        )
+
+    def _mask(self, logits: Tensor, rows: StepRows, slots: Tensor) -> None:
+        """Excludes tokens by `SamplingParams.allowed` and by the grammars' bitmasks."""
+        for some in _slices(rows.restricted):
+            allowed = self._allowed.of(slots[some])
+            _put(logits, some, apply_token_bitmask(_get(logits, some), allowed))
+        bits = torch.split(rows.bits, _SLICE_ROWS)
+        for some, some_bits in zip(_slices(rows.masked), bits, strict=False):
+            _put(logits, some, apply_token_bitmask(_get(logits, some), some_bits))
+
+    def _add_biases(
+        self,
+        logits: Tensor,
+        rows: StepRows,
+        slots: Tensor,
+        tokens: SlotTokens,
+        drafted: DraftedRows | None,
+    ) -> None:
+        for some in _slices(rows.biased):
+            of = slots[some]
+            at = tokens.lengths[of] if drafted is None else drafted.positions[some]
+            _put(logits, some, self._bias.add(_get(logits, some), of, at))
+
+    def _penalize(
+        self, logits: Tensor, rows: StepRows, slots: Tensor, drafted: DraftedRows | None
+    ) -> None:
+        for some in _slices(rows.penalized):
+            of, params = slots[some], self._params.of(slots[some])
+            ahead = None if drafted is None else drafted.ahead(some)
+            _put(logits, some, self._counts.penalize(_get(logits, some), of, params, ahead))
+
+    def _threshold(self, logits: Tensor, slots: Tensor) -> Tensor:
+        """Returns the least logit of each row that top_k, top_p and min_p leave."""
+        params = self._params.of(slots)
+        return top_threshold(logits, params.temperature, params.top_k, params.top_p, params.min_p)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        rows: StepRows,
+        tokens: SlotTokens,
+        threshold: Tensor | None,
+        out: Tensor,
+    ) -> Sampled:
+        """Draws one token for each slot."""
+        lengths, last_token = tokens.lengths, tokens.last_token
+        temperature, seed = self._params.temperature, self._params.seed
+        sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
+        if len(rows.penalized):
+            of = slots[rows.penalized]
+            self._counts.add(of, last_token[of])
+        return Sampled(None)
+
+    def _verify(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        drafted: DraftedRows,
+        rows: StepRows,
+        tokens: SlotTokens,
+        threshold: Tensor | None,
+        out: Tensor,
+    ) -> Sampled:
+        """Draws a token for each row, and accepts the drafts that agree with it."""
+        assert rows.drafts is not None
+        draws = self.draws(drafted.slots, drafted.positions)
+        draws.draw(logits, threshold)
+        last, path = drafted.accept(draws.drawn, slots, tokens, out)
+        if len(rows.penalized):
+            of, some = slots[rows.drafts.penalized], last[rows.drafts.penalized]
+            self._counts.add(of, tokens.last_token[of], drafted.ahead(some))
+        return Sampled(None, draws.tokens, last, path)
+
+    def _logprobs(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        plan: StepPlan,
+        features: RowFeatures,
+        rows: StepRows,
+        sampled: Sampled,
+    ) -> RowLogprobs:
+        """Returns the logprobs of `tokens` [R] in `logits`, the rows with logprobs: of a tree in those of accepted nodes."""
+        tokens = tokens[rows.with_logprobs]
+        if sampled.path is not None:
+            drafts = rows.drafts
+            assert drafts is not None and drafts.nodes is not None and drafts.firsts is not None
+            taken = drafts.firsts + sampled.path.flatten()[drafts.nodes].clamp_min(0)
+            logits, tokens = logits[taken], tokens[taken]
+        counts = SampledRows(plan)
         runs = [
-            Run(owner, sampled_rows.count(owner), top)
+            Run(owner, counts.count(owner), top)
             for owner, top in zip(
                 features.with_logprobs.tolist(), features.num_top.tolist(), strict=True
             )
         ]
-        tokens = last_token[slots] if sampled.tokens is None else sampled.tokens
-        tokens = tokens[with_logprobs]
-        if path is not None:
-            nodes, firsts = on_paths
-            taken = firsts + path.flatten()[nodes].clamp_min(0)
-            own, tokens = own[taken], tokens[taken]
-        logprobs = token_logprobs(own, tokens, runs)
-        return sampled._replace(logprobs=logprobs)
+        return token_logprobs(logits, tokens, runs)
 
 
 def _slices(rows: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,189 @@
+"""Fine-grained mixture of experts (DeepSeek-V3, arXiv:2412.19437): a few routed experts for each token, and shared ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.moe.experts import Plus
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.moe.shared import SharedWeights
+from mla_router.worker.kernels.norm_linear import norm_linear
+from mla_router.worker.kernels.quantize import no_rows
+from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, Quantized, RowForm, Weight
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.model.experts import Experts
+from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
+from mla_router.worker.model.linear import empty_parameter
+
+
+class MixtureOfExperts(FeedForward):
+    """A few routed experts for each token, and shared experts for all tokens."""
+
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__()
+        self.gate = Gate(config)
+        self.experts = Experts(config.hidden_size, config.moe_intermediate_size, config.num_experts)
+        self.shared_experts = (
+            MLP(config.hidden_size, config.num_shared_experts * config.moe_intermediate_size)
+            if config.num_shared_experts
+            else None
+        )
+
+    def forward(self, hidden_states: Activations, out_cache_loc: Tensor | None = None) -> Tensor:
+        shared = self.shared(hidden_states)
+        weights, ids = self.gate(hidden_states, out_cache_loc)
+        out: Tensor = self.experts(hidden_states, weights, ids, shared)
+        return out
+
+    def exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
+        """Returns `forward` of the rows of all DP ranks, summed over them, for own rows [T, hidden_size]."""
+        return exchange.scatter(self(exchange.gather(hidden_states), exchange.out_cache_loc))
+
+    def serve(self, exchange: Exchange) -> None:
+        if not exchange.is_needed:
+            return
+        none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
+        form = self.form_of_all(exchange)
+        if exchange.sends_quantized(none, form):
+            logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
+            self.exchanged_quantized(no_rows(none, form), logits, exchange)
+        else:
+            self.exchanged(none, exchange)
+
+    def shared(self, hidden_states: Activations) -> Plus:
+        """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
+        layer = self.shared_experts
+        if layer is None:
+            return None
+        weights = SharedWeights(layer.gate_up_proj.operand, layer.down_proj.operand)
+        if self.experts.takes(weights, hidden_states):
+            return weights
+        return beside(hidden_states, layer)
+
+    # ---- Fast path ----
+
+    def after_norm(
+        self,
+        norm: RMSNorm,
+        hidden_states: Tensor,
+        residual: Tensor,
+        exchange: Exchange,
+    ) -> tuple[Tensor, Tensor]:
+        """The norm and the gate's product are one kernel for few rows, if there is no other DP rank."""
+        if exchange.is_needed:
+            return self.exchanged_after_norm(norm, hidden_states, residual, exchange)
+        form = self.row_form(hidden_states)
+        if not self.gate.joins_norm(norm, hidden_states, residual):
+            rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
+            return self(rows, exchange.out_cache_loc), residual
+        rows, residual, logits = self.gate.after_norm(norm, form, hidden_states, residual)
+        # Before the choice of experts, which leaves most of a GPU idle
+        shared = self.shared(rows)
+        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
+        return self.experts(rows, weights, ids, shared), residual
+
+    def exchanged_after_norm(
+        self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor, exchange: Exchange
+    ) -> tuple[Tensor, Tensor]:
+        form = self.form_of_all(exchange)
+        if not exchange.sends_quantized(hidden_states, form):
+            normed, residual = norm.add(hidden_states, residual)
+            return self.exchanged(normed, exchange), residual
+        rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
+        assert isinstance(rows, Quantized)
+        return self.exchanged_quantized(rows, self.gate.logits(rows), exchange), residual
+
+    def exchanged_quantized(self, rows: Quantized, logits: Tensor, exchange: Exchange) -> Tensor:
+        """`exchanged` with quantized rows and the gate's logits of own rows."""
+        rows, logits = exchange.gather_quantized(rows, logits)
+        shared = self.shared(rows)
+        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
+        return exchange.scatter(self.experts(rows, weights, ids, shared))
+
+    def form_of_all(self, exchange: Exchange) -> RowForm:
+        """Returns `row_form` of as many rows as all ranks of `exchange` have."""
+        return self.row_form(self.gate.weight[:1].expand(sum(exchange.counts), -1))
+
+    def row_form(self, hidden_states: Tensor) -> RowForm:
+        """Returns the form in which the experts take rows. The gate takes plain ones."""
+        form = self.experts.row_form(hidden_states)
+        shared = self.shared_experts
+        return form if shared is None else form | shared.row_form(hidden_states)
+
+
+class Gate(nn.Module):
+    """Chooses experts by scores in float32, for any dtype of the model, because near ties must not flip."""
+
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__()
+        self.rule = RoutingRule(
+            top_k=config.experts_per_token,
+            scoring=config.scoring,
+            num_groups=config.num_expert_groups,
+            top_groups=config.top_expert_groups,
+            normalize=config.normalize_expert_weights,
+            scale=config.routed_scaling_factor,
+        )
+        self.weight = empty_parameter(config.num_experts, config.hidden_size)
+        self.e_score_correction_bias = (
+            empty_parameter(config.num_experts, dtype=torch.float32)
+            if config.selection_bias
+            else None
+        )
+        # Of `moe_routing`, on a rank with some of the experts, and if their load is counted
+        self.table: Tensor | None
+        self.counts: Tensor | None
+        self.register_buffer("table", None, persistent=False)
+        self.register_buffer("counts", None, persistent=False)
+
+    def forward(
+        self, hidden_states: Activations, out_cache_loc: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those whose `out_cache_loc`
+        is 0."""
+        return self.choose(self.logits(hidden_states), out_cache_loc)
+
+    def logits(self, hidden_states: Activations) -> Tensor:
+        """Returns the scores [T, E] float32 to `choose` by."""
+        return linear(hidden_states, self.operand, out_dtype=torch.float32)
+
+    def choose(self, logits: Tensor, out_cache_loc: Tensor | None) -> tuple[Tensor, Tensor]:
+        return moe_routing(
+            logits,
+            self.rule,
+            self.e_score_correction_bias,
+            out_cache_loc,
+            table=self.table,
+            counts=self.counts,
+        )
+
+    @property
+    def operand(self) -> Weight:
+        """The weight for products. Checkpoints do not quantize it."""
+        return Weight(self.weight, constant=True)
+
+    # ---- Fast path ----
+
+    def joins_norm(self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor) -> bool:
+        """Whether `after_norm` is one kernel. If not, the norm and `forward` have fast kernels of their own."""
+        return norm.joins_product(hidden_states, residual, len(self.weight))
+
+    def after_norm(
+        self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor
+    ) -> tuple[Activations, Tensor, Tensor]:
+        """Returns the normalized sum of `hidden_states` and `residual` in `form`, the sum, and the logits to `choose` by."""
+        logits, total, normed = norm_linear(
+            norm.sum(hidden_states, residual),
+            residual,
+            norm.weight,
+            norm.eps,
+            self.operand,
+            out_dtype=torch.float32,
+            keep=form,
+        )
+        assert normed is not None
+        return normed, total, logits
