@@ -1,6 +1,6 @@
 """The small model as a torch module for training: DeepSeek-V3 (arXiv:2412.19437), section 2.
 
-It computes the same function as `worker/model/deepseek.py`, for long batches with gradients: multi-head attention over
+It computes the same function as `worker/model/mla.py` and `moe.py`, for long batches with gradients: multi-head attention over
 the whole text, and all experts for all tokens, which is one matrix product at this size. It includes the multi-token
 prediction module of section 2.2.
 """

@@ -43,8 +43,8 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
-from mla_router.worker.model.deepseek import MixtureOfExperts
 from mla_router.worker.model.experts import Experts
+from mla_router.worker.model.moe import MixtureOfExperts
 
 SHAPE = Path(__file__).resolve().parents[1] / "shapes" / "deepseek-v3-fp8"
 # Assumed, not measured: four fifths of the 450 GB/s that NVLink 4 has in each direction

@@ -16,8 +16,8 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
-from mla_router.worker.model.deepseek import NonAbsorbedAttention
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.mla import NonAbsorbedAttention
 from support.attention import torch_attention, triton_attention
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mla_router.worker.kernels.moe.routing import moe_routing
-from mla_router.worker.model import deepseek
+from mla_router.worker.model import moe
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
@@ -64,7 +64,7 @@ def test_idle_rows_are_not_routed_in_any_layer(
         chosen.append(ids)
         return weights, ids
 
-    monkeypatch.setattr(deepseek, "moe_routing", spy)
+    monkeypatch.setattr(moe, "moe_routing", spy)
     batch = drivers[1].batch({0: 5, 1: 7, 3: 0})
     assert batch.out_cache_loc.tolist()[2] == 0
     with torch.inference_mode():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.model.deepseek import MixtureOfExperts
 from mla_router.worker.model.expert_load import ExpertLoad, count_experts
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.moe import MixtureOfExperts
 from mla_router.worker.model.parallel.placement import trivial
 from support.tiny_model import CONFIGS, write_tiny_model
 

@@ -17,8 +17,8 @@ from mla_router.worker.kernels import norm_linear
 from mla_router.worker.kernels.attention import rope_absorb
 from mla_router.worker.kernels.moe import experts
 from mla_router.worker.kernels.moe.shared import SharedWeights
-from mla_router.worker.model.deepseek import MixtureOfExperts
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.moe import MixtureOfExperts
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model
 from support.triton_device import DEVICE

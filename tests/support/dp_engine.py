@@ -19,7 +19,7 @@ from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
 from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
-from mla_router.worker.model.deepseek import Gate
+from mla_router.worker.model.moe import Gate
 from support.fake_graphs import fake_decode_graphs
 from support.fake_piecewise import fake_piecewise_graphs
 from support.rank_engine import CPU, Step, engine_of_rank

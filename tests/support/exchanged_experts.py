@@ -12,10 +12,11 @@ from torch import Tensor
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.quantize import GROUP, quantize_rows_torch
 from mla_router.worker.kernels.weight import RowForm
-from mla_router.worker.model.deepseek import DeepseekForCausalLM, MixtureOfExperts
+from mla_router.worker.model.deepseek import DeepseekForCausalLM
 from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.moe import MixtureOfExperts
 
 FORM = RowForm(plain=False, quantized=torch.float8_e4m3fn)
 

@@ -25,11 +25,11 @@ class CausalLM(nn.Module):
         self.config = config
         self.model = model
         self.vision: VisionEncoder | None = None  # of a model that takes images
-        # Of the ranks that have parts of the model, and the rows of the head on this rank
+        # The ranks that have parts of the model, and the rows of the head on this rank
         self.groups = ONE_RANK
         self.vocabulary = Extent.whole(config.vocab_size)
         self.placement: Placement | None = None  # of the routed experts on the ranks
-        # Of `count_experts`, if they are counted
+        # The counts of `count_experts`, if experts are counted
         self.expert_counts: Tensor | None
         self.register_buffer("expert_counts", None, persistent=False)
         self.lm_head = (

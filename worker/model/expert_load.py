@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.model.causal_lm import CausalLM
-from mla_router.worker.model.deepseek import Gate
+from mla_router.worker.model.moe import Gate
 from mla_router.worker.model.parallel.placement import Placement, balancedness
 
 

@@ -134,7 +134,7 @@ class Gate(nn.Module):
             if config.selection_bias
             else None
         )
-        # Of `moe_routing`, on a rank with some of the experts, and if their load is counted
+        # Arguments of `moe_routing`: `table` on a rank with some of the experts, `counts` if their load is counted
         self.table: Tensor | None
         self.counts: Tensor | None
         self.register_buffer("table", None, persistent=False)

@@ -19,10 +19,11 @@ from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
-from mla_router.worker.model.deepseek import feed_forward, latent_attention
+from mla_router.worker.model.deepseek import feed_forward
 from mla_router.worker.model.exchange import Exchange
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear
+from mla_router.worker.model.mla import latent_attention
 
 
 class MultiTokenPrediction(nn.Module):

@@ -50,7 +50,7 @@ class Members(NamedTuple):
         return Members(tuple(range(full)), full)
 
 
-# Of each axis of a tensor; empty: the whole tensor
+# The cut of each axis of a tensor; empty: the whole tensor
 Extents = tuple[Extent, ...]
 
 

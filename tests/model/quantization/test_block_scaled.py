@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
-from mla_router.worker.model.deepseek import Gate
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.moe import Gate
 from support.forward_driver import ForwardDriver
 from support.quantized import weight_only
 from support.quantized_folders import Format, quantize_folder, write_dequantized

@@ -15,8 +15,8 @@ from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
-from mla_router.worker.model.deepseek import LatentAttention
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.mla import LatentAttention
 from support.forward_driver import ForwardDriver
 from support.quantized_folders import Format, quantize_folder
 from support.tiny_model import CONFIGS, write_tiny_model

@@ -25,10 +25,10 @@ from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.deepseek import Gate, MixtureOfExperts
 from mla_router.worker.model.eagle import EagleHead
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.linear import Linear, LinearShape
+from mla_router.worker.model.moe import Gate, MixtureOfExperts
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.parallel.placement import Placement, trivial
 from mla_router.worker.model.parallel.ranks import Ranks, Share
@@ -141,7 +141,7 @@ def _divide_layers(
     linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
     of_mixtures = {linear for mixture in _mixtures(module) for linear in _linears(mixture)}
     placement, stacks = _divide_experts(layers, ranks.experts, placement)
-    # Of all formats, since a layer's results are the next one's inputs
+    # All formats count, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
         share = ranks.every if linear in of_mixtures else ranks.attention
