@@ -229,7 +229,7 @@ def serve(
     begun = time.perf_counter()
     scheduler.overlap_loop()
     seconds = time.perf_counter() - begun
-    return Run(scheduler.planner.num_steps, seconds, scheduler.num_generated_tokens)
+    return Run(scheduler.planner.num_steps, seconds, scheduler.requests.num_generated_tokens)
 
 
 def compare(

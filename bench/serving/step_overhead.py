@@ -297,7 +297,7 @@ def throughput(folder: Path, count: int) -> int:
     for message in requests(count, 1, 1):
         bench.said.send(msgspec.msgpack.encode(message))
     spent = 0
-    while bench.scheduler.num_generated_tokens < count:
+    while bench.scheduler.requests.num_generated_tokens < count:
         spent += sum(bench.turn())
     bench.close()
     return round(count / (spent / 1e9))

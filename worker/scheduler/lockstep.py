@@ -83,7 +83,7 @@ class Lockstep:
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self._turn = 0
-        # Of this turn and of the next one, by DP rank. No rank can be further ahead: it needs all sizes of a turn
+        # Step sizes of this turn and of the next one, by DP rank. No rank can be further ahead: it needs all sizes of a turn
         self._sizes: dict[int, _Size] = {}
         self._early: dict[int, _Size] = {}
         self._has_step = False  # in the last turn

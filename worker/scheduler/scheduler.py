@@ -18,7 +18,6 @@ With DP attention several schedulers launch their steps together. They agree on 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
@@ -27,14 +26,11 @@ from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import (
-    NO_TOKEN,
     FinishReason,
-    Logprobs,
     StepEngine,
     StepResult,
     TokenMasks,
 )
-from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
@@ -56,10 +52,10 @@ from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.images import SHARE, ImageRequests
 from mla_router.worker.scheduler.lockstep import Alone, StepGroup
 from mla_router.worker.scheduler.memory import Memory
+from mla_router.worker.scheduler.open_requests import OpenRequests
 from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
 from mla_router.worker.scheduler.profiler import Profiler
-from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step import Step
 
 logger = logging.getLogger(__name__)
@@ -94,19 +90,18 @@ class Scheduler:
         self.group = group or Alone()
         self.channel = channel
         self.outbox = Outbox(channel)
-        self.vocab_size = vocab_size
         self.profiler = Profiler.from_config(config)
         self.expert_recorder = ExpertRecorder.from_config(config, expert_load)
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
         self.images = ImageRequests(engine)
-        self.requests: dict[str, Request] = {}  # by rid: all requests that have not ended
+        self.requests = OpenRequests(
+            self.planner, self.outbox, self.grammars, self.images, vocab_size=vocab_size
+        )
         self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
-        self.num_generated_tokens = 0
         self.drafts = DraftCounts()
-        self._arrivals = itertools.count()
         self._failures = 0  # failed steps since the last successful one
         self._next_heartbeat = 0.0
         self._step_s = 0.0  # predicted seconds of the last step
@@ -166,7 +161,7 @@ class Scheduler:
             if problem is None:
                 self.planner.waiting.add(request)
             else:
-                self._end_without_masks(request, problem)
+                self.requests.end_without_masks(request, problem)
 
     def _encode_images(self, seconds: float) -> None:
         """Launches up to `seconds` of the vision tower, and passes on the requests whose images are encoded."""
@@ -176,19 +171,10 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 (other images may not have the same error)
             self._count_failure(error)
             for request in self.images.fail():
-                self._end(request, FinishReason.ERROR, "its images could not be encoded")
+                self.requests.end(request, FinishReason.ERROR, "its images could not be encoded")
             return
         for request in ready:
-            self._prepare(request)
-
-    def _prepare(self, request: Request) -> None:
-        """Takes a request without images, or whose images are encoded."""
-        if request.grammar is None:
-            request.move_to(State.WAITING)
-            self.planner.waiting.add(request)
-        else:
-            request.move_to(State.COMPILING)
-            self.grammars.add(request)
+            self.requests.pass_on(request)
 
     def report_progress(self) -> None:
         """Updates the heartbeat: before each step, and within the steps of a CPU. Sends `Stats` when they are due."""
@@ -200,10 +186,10 @@ class Scheduler:
     def _handle(self, message: ToScheduler) -> None:
         match message:
             case Generate():
-                self._add(message)
+                self.requests.add(message)
             case Abort(rid):
                 if request := self.requests.get(rid):
-                    self._end(request, FinishReason.ABORT)
+                    self.requests.end(request, FinishReason.ABORT)
             case GetStats(query, server):
                 self.channel.send(self.stats(query), server)
             case FlushCache(query, server):
@@ -220,51 +206,7 @@ class Scheduler:
             case Shutdown():
                 self.stopping = True
                 for request in list(self.requests.values()):
-                    self._end(request, FinishReason.ABORT)
-
-    def _add(self, message: Generate) -> None:
-        """Accepts or rejects a request. The server has validated it, but fields that could break a step are checked
-        again: a failed step ends all of its requests."""
-        sampling, tokens = message.sampling, message.prompt + message.output + message.prediction
-        problem = ""
-        if message.rid in self.requests:
-            problem = "a request with this id is running"
-        elif message.images and not self.images.can_take(message):
-            problem = "these images do not fit the prompt or the model"
-        elif not message.prompt or not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            problem = f"token ids must be in 0 .. {self.vocab_size - 1}, and at least one"
-        elif sampling.max_tokens < 1 or not self.memory.can_ever_fit(
-            len(message.prompt), sampling.max_tokens
-        ):
-            problem = f"{len(message.prompt)} + {sampling.max_tokens} tokens can never fit"
-        elif len(message.output) >= sampling.max_tokens:
-            problem = f"there are {len(message.output)} of {sampling.max_tokens} tokens already"
-        elif message.grammar is not None and not self.grammars.is_available:
-            problem = "this worker has no grammars"
-        if problem:
-            self.outbox.reject(message, problem)
-            return
-        request = Request(
-            message.rid,
-            message.prompt,
-            sampling,
-            output=message.output,
-            cache_salt=message.cache_salt,
-            priority=message.priority if self.planner.by_priority else 0,
-            arrival=next(self._arrivals),
-            grammar=message.grammar,
-            server=message.server,
-            images=message.images,
-            tokens_per_row=self.memory.capacity.tokens_per_row,
-            prediction=message.prediction,
-        )
-        self.requests[request.rid] = request
-        if request.images:
-            self.images.add(request)
-        elif request.grammar is None:
-            self.planner.waiting.add(request)
-        else:
-            self.grammars.add(request)
+                    self.requests.end(request, FinishReason.ABORT)
 
     # -- forward(N), sample(N) ------------------------------------------------------------------
 
@@ -302,7 +244,7 @@ class Scheduler:
             step.most[request] = most
             request.launched_outputs = len(request.output) + most
         for request, problem in masked.stuck:
-            self._end_without_masks(request, problem)
+            self.requests.end_without_masks(request, problem)
         for request, run in masked.forced:
             step.forced_tokens[request] = self.planner.jump(request, run)
         return step
@@ -339,7 +281,7 @@ class Scheduler:
             if step.forced_tokens:
                 tokens = [*tokens, *step.forced_tokens.get(request, ())]
             logprobs = result.logprobs[i] if result.logprobs and request.sampling.logprobs else None
-            self._append(request, tokens, logprobs)
+            self.requests.append(request, tokens, logprobs)
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
@@ -362,28 +304,6 @@ class Scheduler:
                 self._fail(step, error)
         self.grammars.keep_drafts(step, drafts)
 
-    def _append(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
-        """Appends `tokens`, up to the token that ends the answer, and sends them to the server."""
-        for at, token in enumerate(tokens):
-            if token == NO_TOKEN:
-                some = logprobs.first(at) if logprobs and at else None
-                problem = "no token could be drawn for this request"
-                self._end(request, FinishReason.ERROR, problem, tokens=tokens[:at], logprobs=some)
-                return
-            request.add_token(token)
-            self.num_generated_tokens += 1
-            if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
-                reason = FinishReason.STOP
-            elif len(request.output) == request.max_tokens:
-                reason = FinishReason.LENGTH
-            else:
-                continue
-            some = logprobs.first(at + 1) if logprobs else None
-            self._end(request, reason, tokens=tokens[: at + 1], logprobs=some)
-            return
-        if tokens:
-            self.outbox.add(request, tokens, logprobs)
-
     def _count_computed(self, step: Step, result: StepResult) -> None:
         """Counts the computed tokens of the requests in `step`, and keeps the logprobs of their prompt tokens."""
         logprobs = result.prompt_logprobs or [None] * len(step.prefills)
@@ -402,30 +322,7 @@ class Scheduler:
                 self.drafts.count(proposed=proposed, accepted=given - 1)
                 request.accepted += max(0, given - 1)
 
-    # -- ends of requests -----------------------------------------------------------------------
-
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: str = "",
-        *,
-        tokens: list[int] | None = None,
-        logprobs: Logprobs | None = None,
-    ) -> None:
-        """Ends a request: sends its last tokens to the server, and frees its slot and pages."""
-        was_planned = request.is_planned
-        request.finish(reason)
-        self.outbox.add(request, tokens or [], logprobs, error)
-        self.grammars.remove(request)
-        self.images.remove(request)
-        if was_planned:
-            self.planner.remove(request)
-        del self.requests[request.rid]
-
-    def _end_without_masks(self, request: Request, problem: Problem) -> None:
-        reason = FinishReason.REFUSED if problem.is_of_grammar else FinishReason.LOST
-        self._end(request, reason, problem.reason)
+    # -- failures -------------------------------------------------------------------------------
 
     def _fail(self, step: Step, error: Exception) -> None:
         """Ends the requests of a failed step, and no others.
@@ -439,7 +336,9 @@ class Scheduler:
         self._count_failure(error)
         for request in [*step.prefills, *step.decodes]:
             if request.is_live:
-                self._end(request, FinishReason.ERROR, "the step that computed this request failed")
+                self.requests.end(
+                    request, FinishReason.ERROR, "the step that computed this request failed"
+                )
 
     def _count_failure(self, error: Exception) -> None:
         """Logs a failed step or batch of images. Raises EngineFailed."""
@@ -466,7 +365,7 @@ class Scheduler:
             steps=self.planner.num_steps,
             prompt_tokens=self.planner.num_prompt_tokens,
             cached_tokens=self.planner.num_cached_tokens,
-            generated_tokens=self.num_generated_tokens,
+            generated_tokens=self.requests.num_generated_tokens,
             retracted=self.planner.num_retracted,
             token_s=self.planner.step_time.token_s,
             context_s=self.planner.step_time.context_s,
