@@ -278,7 +278,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 # In `StepResult.tokens`: the row has no token here, because its logits are NaN or its bitmask allows none.
 NO_TOKEN = -1
-# Behind the last token of a row whose step gave fewer than the most; not in `StepResult`.
+# Fills the rest of a row whose step gave fewer tokens than the most; not in `StepResult`.
 UNUSED = -2
 
 
@@ -320,7 +320,8 @@ class Capacity:
     tokens_per_row: int = 1  # most tokens that a decode row gives in one step
     image_tokens: int = 0  # most embeddings of images on the device; 0: the model takes no images
     image_tiles: int = 1  # most tiles of one batch of the vision tower
-    # Of the layers that have pages of their own (`kv_cache/spec.py`), in tokens. A page is then of either kind of layers
+    # Window in tokens of the layers that have pages of their own (`kv_cache/spec.py`): each page then belongs to one of two
+    # kinds of layers. None: all layers share their pages
     window: int | None = None
     tree: TreeShape | None = None  # of drafts; None: they are a chain, or there are none
 

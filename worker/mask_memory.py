@@ -30,7 +30,7 @@ class MaskMemory:
         memory = mmap.mmap(descriptor, size)
         self.descriptor = descriptor
         self.max_rows = max_rows
-        # Of all regions, [STEPS * max_rows, words]
+        # The rows of all regions, [STEPS * max_rows, words]
         self.rows = np.frombuffer(memory, dtype=np.int32, offset=_HEADER).reshape(-1, words)
         self._numbers = np.frombuffer(memory, dtype=np.int64, count=STEPS)
 

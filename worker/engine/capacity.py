@@ -47,7 +47,7 @@ def plan_capacity(
         specs += new_drafter.kv_cache_specs(kv_cache_dtype)
     token_bytes, window = bytes_per_token(specs), own_window(specs)
     kinds = 1 if window is None else 2
-    # Of the layers of one kind of pages
+    # Rows of one kind of layers: with window pages, a token needs a row of each kind
     tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -23,7 +23,7 @@ from mla_router.worker.kernels.weight import Activations, Quantized, RowForm, We
 from mla_router.worker.kernels.widen import to_float32
 
 GROUP = 128
-# Of a group's largest magnitude: a group of zeros has a scale whose inverse is finite
+# Lower bound of a group's largest magnitude: the scale of a group of zeros has a finite inverse
 SMALLEST = 1e-30
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
