@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -64,8 +65,51 @@ def plan_capacity(
             f"no room for KV cache ({token_bytes} bytes a token): raise --mem-fraction-static or "
             f"--max-total-tokens, or lower --page-size"
         )
-    capacity = Capacity(
-        num_pages,
+    capacity = replace(
+        capacity_without_pages(config, context_length, window, device, takes_images=takes_images),
+        num_pages=num_pages,
+    )
+    _log_size(capacity, kv_cache_dtype, token_bytes)
+    return capacity
+
+
+def _log_size(capacity: Capacity, dtype: torch.dtype, token_bytes: int) -> None:
+    """Logs the size of the KV cache. `token_bytes`: of a token in all layers."""
+    longest = min(capacity.context_length, capacity.max_total_tokens)
+    page_bytes = capacity.page_size * token_bytes / capacity.page_kinds
+    logger.info(
+        "KV cache: %s, %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
+        "%d tokens each",
+        str(dtype).removeprefix("torch."),
+        capacity.max_total_tokens,
+        capacity.page_size,
+        token_bytes,
+        (capacity.num_pages + 1) * page_bytes / _GIB,
+        capacity.num_slots,
+        longest,
+    )
+    if capacity.window is not None:
+        kept = (longest + min(longest, capacity.window)) / (2 * longest)
+        logger.info(
+            "KV cache: half of the layers keep a window of %d tokens: %d bytes a token in a request of %d, %.0f%%",
+            capacity.window,
+            round(kept * token_bytes),
+            longest,
+            100 * kept,
+        )
+
+
+def capacity_without_pages(
+    config: WorkerConfig,
+    context_length: int,
+    window: int | None,
+    device: torch.device,
+    *,
+    takes_images: bool,
+) -> Capacity:
+    """Returns the capacity of an engine whose KV cache has no pages yet."""
+    return Capacity(
+        0,
         config.page_size,
         config.max_running_requests,
         context_length,
@@ -74,28 +118,6 @@ def plan_capacity(
         tokens_per_row=1 + config.num_drafts,
         tree=config.tree,
     )
-    longest = min(context_length, capacity.max_total_tokens)
-    logger.info(
-        "KV cache: %s, %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
-        "%d tokens each",
-        str(kv_cache_dtype).removeprefix("torch."),
-        capacity.max_total_tokens,
-        capacity.page_size,
-        token_bytes,
-        (num_pages + 1) * config.page_size * token_bytes / kinds / _GIB,
-        capacity.num_slots,
-        longest,
-    )
-    if window is not None:
-        kept = (longest + min(longest, window)) / (2 * longest)
-        logger.info(
-            "KV cache: half of the layers keep a window of %d tokens: %d bytes a token in a request of %d, %.0f%%",
-            window,
-            round(kept * token_bytes),
-            longest,
-            100 * kept,
-        )
-    return capacity
 
 
 def image_sizes(device: torch.device, context_length: int, *, takes_images: bool) -> dict[str, int]:

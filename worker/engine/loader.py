@@ -8,9 +8,8 @@ from functools import partial
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.engine.capacity import image_sizes, plan_capacity
+from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.choose import (
     choose_config,
     choose_device,
@@ -109,15 +108,12 @@ def load_engine(
     )
     if device.type == "cpu":
         return new_engine(plan())
-    without_pages = Capacity(
-        0,
-        config.page_size,
-        config.max_running_requests,
+    without_pages = capacity_without_pages(
+        config,
         context_length,
-        window=own_window(model.config.kv_cache_specs(kv_cache_dtype)),
-        **image_sizes(device, context_length, takes_images=model.vision is not None),
-        tokens_per_row=1 + config.num_drafts,
-        tree=config.tree,
+        own_window(model.config.kv_cache_specs(kv_cache_dtype)),
+        device,
+        takes_images=model.vision is not None,
     )
     working = measure_working_memory(
         new_engine, without_pages, prefill_tokens=config.max_prefill_tokens, graph_sizes=sizes
