@@ -8,8 +8,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
-from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
-from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_triton
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
@@ -146,17 +145,17 @@ def test_trees(
     )
     q = torch.randn(count * queries, heads, head_dim, device="cuda").bfloat16()
     out = torch.empty(count * queries, heads, v_head_dim, device="cuda").bfloat16()
-    gqa_tree_decode_triton(
+    gqa_decode_triton(
         q,
         trees.cache,
         trees.page_table,
         torch.arange(count, device="cuda"),
         trees.lengths,
-        trees.tail._replace(schedule=one_part_each(count, chosen, cuda)),
         schedule,
         out,
         scale=SCALE,
         scales=scales,
+        tail=trees.tail._replace(schedule=one_part_each(count, chosen, cuda)),
     )
     expected = torch.empty(out.shape, dtype=torch.float64, device="cuda")
     for at in range(count * queries):

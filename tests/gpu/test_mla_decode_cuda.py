@@ -14,8 +14,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule_torch,
 )
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
-from mla_router.worker.kernels.attention.mla_decode import mla_decode
-from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
+from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
@@ -219,17 +218,17 @@ def test_trees(heads: int, queries: int, keys: int, dtype: torch.dtype) -> None:
     )
     q = torch.randn(count * queries, heads, LATENT + ROPE, device="cuda").bfloat16()
     torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
-    got = mla_tree_decode_triton(
+    got = mla_decode_triton(
         *q.split([LATENT, ROPE], dim=-1),
         trees.cache,
         trees.page_table,
         torch.arange(count, device="cuda"),
         trees.lengths,
-        trees.tail._replace(schedule=one_part_each(count, chosen, CUDA)),
         schedule,
         scale=SCALE,
         settled=True,
         kv_scale=kv_scale,
+        tail=trees.tail._replace(schedule=one_part_each(count, chosen, CUDA)),
     )
     expected = torch.empty(got.shape, dtype=torch.float64, device="cuda")
     for row in range(count * queries):

@@ -19,7 +19,6 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
-from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import kernel as prefill
 from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
@@ -118,16 +117,16 @@ def latent_trees(heads: int, nodes: int) -> None:
     chosen = tiling(heads, 8, nodes, on=limits(META))
     lengths, rows = integers(8), 8 * nodes
     tail = TreeTail(integers(rows).long(), nodes, nodes, 6400, one_part_each(8, chosen, META))
-    mla_tree_decode_triton(
+    mla_decode_triton(
         *meta(rows, heads, 576).split([512, 64], dim=-1),
         meta(200, 64, 576),
         integers(64, 64),
         lengths.long(),
         lengths,
-        tail,
         decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=64),
         scale=0.1,
         settled=True,
+        tail=tail,
     )
 
 

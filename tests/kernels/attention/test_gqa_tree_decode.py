@@ -12,10 +12,8 @@ from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule_torch,
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
-from mla_router.worker.kernels.attention.gqa_tree_decode import (
-    gqa_tree_decode_torch,
-    gqa_tree_decode_triton,
-)
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
+from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_torch
 from mla_router.worker.kernels.attention.tree_tail import TreeTail, one_part_each
 from mla_router.worker.kernels.device import H200
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
@@ -81,8 +79,8 @@ def test_as_each_node_alone(
         schedule = decode_schedule(
             trees.lengths, max_length=longest, tiling=TILING, num_parts=parts
         )
-        gqa_tree_decode_triton(
-            q, trees.cache, table, slots, trees.lengths, tail, schedule, out, **how
+        gqa_decode_triton(
+            q, trees.cache, table, slots, trees.lengths, schedule, out, tail=tail, **how
         )
     else:
         slots, of_rows = (x.repeat_interleave(queries) for x in (slots, trees.lengths))
@@ -124,16 +122,16 @@ def launches() -> None:
         tail = TreeTail(visible, queries, keys, 6400)
         each = one_part_each(8, chosen, lengths.device)
         q = torch.empty(rows, heads + 2 * kv_heads, head_dim, device="meta").bfloat16()
-        gqa_tree_decode_triton(
+        gqa_decode_triton(
             q[:, :heads],
             torch.empty(128, 64, kv_heads * 2 * head_dim, dtype=dtype, device="meta"),
             torch.empty(64, 64, dtype=torch.int32, device="meta"),
             lengths.long(),
             lengths,
-            tail._replace(schedule=each),
             schedule,
             torch.empty(rows, heads, head_dim, dtype=torch.bfloat16, device="meta"),
             scale=0.1,
+            tail=tail._replace(schedule=each),
         )
 
 

@@ -12,10 +12,8 @@ from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule_torch,
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, tiling
-from mla_router.worker.kernels.attention.mla_tree_decode import (
-    mla_tree_decode_torch,
-    mla_tree_decode_triton,
-)
+from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_torch
 from mla_router.worker.kernels.attention.tree_tail import TreeTail, one_part_each
 from mla_router.worker.kernels.device import H200
 from support.sm90 import compile_sm90
@@ -59,8 +57,8 @@ def test_as_each_node_alone(
     if triton:
         tail = tail._replace(schedule=one_part_each(count, TILING, q.device))
         schedule = decode_schedule(of_slots, max_length=longest, tiling=TILING, num_parts=parts)
-        got = mla_tree_decode_triton(
-            q_latent, q_pe, trees.cache, table, slots, of_slots, tail, schedule, **how
+        got = mla_decode_triton(
+            q_latent, q_pe, trees.cache, table, slots, of_slots, schedule, tail=tail, **how
         )
     else:
         slots, of_rows = (x.repeat_interleave(queries) for x in (slots, of_slots))
@@ -90,16 +88,16 @@ def launches() -> None:
         visible = torch.empty(rows, dtype=torch.int64, device="meta")
         tail = TreeTail(visible, queries, keys, 6400, one_part_each(8, chosen, visible.device))
         q = torch.empty(rows, heads, 576, dtype=BF16, device="meta")
-        mla_tree_decode_triton(
+        mla_decode_triton(
             *q.split([512, 64], dim=-1),
             torch.empty(128, 64, 576, dtype=dtype, device="meta"),
             torch.empty(64, 64, dtype=torch.int32, device="meta"),
             lengths.long(),
             lengths,
-            tail,
             schedule,
             scale=0.1,
             settled=True,
+            tail=tail,
         )
 
 

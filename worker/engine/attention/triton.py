@@ -14,12 +14,10 @@ from mla_router.worker.engine.attention.supports import full_attention_reason, g
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
-from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
-from mla_router.worker.kernels.attention.gqa_tree_decode import gqa_tree_decode_triton
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
 from mla_router.worker.kernels.attention.merge_states import merge_states
-from mla_router.worker.kernels.attention.mla_decode import mla_decode
+from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
-from mla_router.worker.kernels.attention.mla_tree_decode import mla_tree_decode_triton
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
 from mla_router.worker.kernels.attention.ragged_attention.kernel import block_queries
 from mla_router.worker.kernels.attention.shared_prefixes import (
@@ -254,18 +252,18 @@ class TritonAttention:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         if layout.tree is not None:
-            return mla_tree_decode_triton(
+            return mla_decode_triton(
                 q_latent,
                 q_pe,
                 cache,
                 layout.page_table,
                 layout.decode_slots,
                 layout.decode_lengths,
-                layout.tree,
                 self.schedule,
                 scale=self._spec.scale,
                 settled=True,
                 kv_scale=scales.keys,
+                tail=layout.tree,
             )
         return mla_decode(
             q_latent,
@@ -306,17 +304,17 @@ class TritonAttention:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         if layout.tree is not None:
-            gqa_tree_decode_triton(
+            gqa_decode_triton(
                 q,
                 cache,
                 layout.page_table,
                 layout.decode_slots,
                 layout.decode_lengths,
-                layout.tree,
                 self.schedule,
                 out,
                 scale=self._spec.scale,
                 scales=scales,
+                tail=layout.tree,
             )
             return
         gqa_decode(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
-from mla_router.worker.kernels.attention.gqa_decode_kernel import attend_kernel
+from mla_router.worker.kernels.attention.gqa_decode_kernel import attend_kernel, head_blocks
 from mla_router.worker.kernels.attention.gqa_tail_kernel import attend_to_nodes
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
@@ -121,10 +121,6 @@ def gqa_decode_triton(
     )
     tiling = schedule.tiling
     row_blocks = triton.cdiv(heads // kv_heads * queries, tiling.block_rows)
-    # Triton multiplies powers of two from 16 on: the largest that fits, then the rest
-    elements = head_dim // pair
-    own = max(16, 1 << (elements.bit_length() - 1))
-    rest = max(16, triton.next_power_of_2(elements - own)) if elements > own else 0
     partial_out, partial_lse = partial_results(schedule, out, heads * queries)
     attend_kernel[(schedule.num_parts * kv_heads * row_blocks,)](
         q,
@@ -146,11 +142,6 @@ def gqa_decode_triton(
         page_table.stride(0),
         HEADS=heads,
         KV_HEADS=kv_heads,
-        W=head_dim,
-        V=v_head_dim,
-        BLOCK_W=own,
-        BLOCK_REST=rest,
-        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim // pair)),
         PAGE_SIZE=cache.shape[1],
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_TOKENS=tiling.block_tokens,
@@ -160,6 +151,7 @@ def gqa_decode_triton(
         CAP=None if softcap is None else softcap * math.log2(math.e),
         QUERIES=queries,
         PARTIAL=tail is not None,
+        **head_blocks(head_dim, v_head_dim, pair=pair),
         num_warps=tiling.num_warps,
         **launch_options(),
     )

@@ -21,6 +21,20 @@ from mla_router.worker.kernels.pdl import wait_for_previous
 from mla_router.worker.kernels.softcap import softcapped
 
 
+def head_blocks(head_dim: int, v_head_dim: int, *, pair: int) -> dict[str, int]:
+    """Returns the constants of keys `head_dim` and values `v_head_dim` wide. Blocks are in elements of the cache, of `pair` numbers.
+    Triton multiplies powers of two from 16 on: of keys the largest that fits, then the rest."""
+    elements = head_dim // pair
+    own = max(16, 1 << (elements.bit_length() - 1))
+    return {
+        "W": head_dim,
+        "V": v_head_dim,
+        "BLOCK_W": own,
+        "BLOCK_REST": max(16, triton.next_power_of_2(elements - own)) if elements > own else 0,
+        "BLOCK_V": max(16, triton.next_power_of_2(v_head_dim // pair)),
+    }
+
+
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_kernel(
     q,

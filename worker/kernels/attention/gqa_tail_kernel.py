@@ -9,12 +9,16 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
-from mla_router.worker.kernels.attention.gqa_decode_kernel import load_cached, load_queries
-from mla_router.worker.kernels.attention.merge_parts import Parts, partial_results
-from mla_router.worker.kernels.attention.tail_parts import visible_nodes, weigh_nodes
+from mla_router.worker.kernels.attention.gqa_decode_kernel import (
+    head_blocks,
+    load_cached,
+    load_queries,
+)
+from mla_router.worker.kernels.attention.merge_parts import Parts
+from mla_router.worker.kernels.attention.tail_parts import begin_tail, visible_nodes, weigh_nodes
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import wait_for_previous
 
 
 def attend_to_nodes(
@@ -29,19 +33,12 @@ def attend_to_nodes(
 ) -> Parts:
     """Returns the results of grouped-query attention over the visible keys of `tail` alone, for `merge_parts`. A row that
     sees none has the log-sum-exp -inf. q [B, H, W], out [B, H, V] and `cache` are those of `gqa_decode`."""
-    schedule = tail.schedule
-    assert schedule is not None, "a tail that is not planned for a GPU"
-    (batch, heads, head_dim), v_head_dim = q.shape, out.shape[-1]
-    requests, row_blocks = batch // tail.queries, heads // kv_heads * tail.queries
-    tiling = schedule.tiling
-    row_blocks = triton.cdiv(row_blocks, tiling.block_rows)
+    parts, options = begin_tail(tail, out)
+    batch, heads, head_dim = q.shape
+    block_rows = parts.schedule.tiling.block_rows
+    row_blocks = triton.cdiv(heads // kv_heads * tail.queries, block_rows)
     fp8 = exponent_bits(cache.dtype)
-    pair = 2 if fp8 else 1
-    elements = head_dim // pair
-    own = max(16, 1 << (elements.bit_length() - 1))
-    rest = max(16, triton.next_power_of_2(elements - own)) if elements > own else 0
-    parts = Parts(*partial_results(schedule, out, heads * tail.queries), schedule)
-    tail_kernel[(requests * kv_heads * row_blocks,)](
+    tail_kernel[(batch // tail.queries * kv_heads * row_blocks,)](
         q,
         as_words(cache),
         tail.visible,
@@ -52,20 +49,11 @@ def attend_to_nodes(
         q.stride(0),
         q.stride(1),
         tail.first_row,
-        HEADS=heads,
         KV_HEADS=kv_heads,
-        W=head_dim,
-        V=v_head_dim,
-        BLOCK_W=own,
-        BLOCK_REST=rest,
-        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim // pair)),
-        QUERIES=tail.queries,
-        KEYS=tail.keys,
-        BLOCK_KEYS=max(16, triton.next_power_of_2(tail.keys)),
-        BLOCK_ROWS=tiling.block_rows,
+        BLOCK_ROWS=block_rows,
         FP8=fp8,
-        num_warps=4,
-        **launch_options(),
+        **head_blocks(head_dim, out.shape[-1], pair=2 if fp8 else 1),
+        **options,
     )
     return parts
 

@@ -1,5 +1,5 @@
 """Decode of grouped-query attention for the nodes of trees of drafts: `gqa_decode`, where a row attends to the tokens in
-front of the root of its slot, and to its ancestors.
+front of the root of its slot, and to its ancestors. On a GPU it is `gqa_decode_triton` with a `tail`.
 
 The nodes of a slot have the same tokens in front of them. On a GPU the cache is therefore read once for all of them, as for
 further query heads. The attention among the nodes is one more kernel, whose results are merged with the others.
@@ -10,42 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
-from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.fp8 import UNSCALED, KVScales
 from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
-
-
-def gqa_tree_decode_triton(
-    q: Tensor,
-    cache: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    tail: TreeTail,
-    schedule: DecodeSchedule,
-    out: Tensor,
-    *,
-    scale: float,
-    scales: KVScales = UNSCALED,
-) -> None:
-    """As `gqa_tree_decode_torch`, but `slots` and `lengths` [S] are those of the slots, of which `schedule` is. Each slot has
-    `tail.queries` rows next to each other."""
-    gqa_decode_triton(
-        q,
-        cache,
-        page_table,
-        slots,
-        lengths,
-        schedule,
-        out,
-        scale=scale,
-        scales=scales,
-        tail=tail,
-    )
 
 
 def gqa_tree_decode_torch(

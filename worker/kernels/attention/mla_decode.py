@@ -111,8 +111,10 @@ def mla_decode_triton(
     kv_scale: float = 1.0,
     tail: TreeTail | None = None,
 ) -> Tensor:
-    """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request; then `lengths` are of
-    rows in front of its root (`mla_tree_decode.py`)."""
+    """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request, with
+    `tail.queries` queries; then `lengths` are of rows in front of its root (`mla_tree_decode.py`). `settled`: `tail.visible` need not be."""
+    if tail is not None:
+        queries = tail.queries
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     rope, requests = q_pe.shape[-1], len(lengths)
@@ -208,7 +210,6 @@ def mla_decode_triton(
         return Parts(partial_out, partial_lse, schedule)
 
     if tail is not None:
-        assert tail.queries == queries, f"{queries} queries, tail {tail}"
         before = attend(schedule, slots, lengths, queries, prefix=True)
         among = attend_to_latent_nodes(
             q_latent, q_pe, cache, tail, out, scale=scale, kv_scale=kv_scale

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.gqa_decode_kernel import load_cached, load_queries
-from mla_router.worker.kernels.attention.merge_parts import Parts, partial_results
-from mla_router.worker.kernels.attention.tail_parts import visible_nodes, weigh_nodes
+from mla_router.worker.kernels.attention.merge_parts import Parts
+from mla_router.worker.kernels.attention.tail_parts import begin_tail, visible_nodes, weigh_nodes
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import wait_for_previous
 
 _PIECE = 128  # columns of latents that are multiplied at once
 
@@ -30,15 +30,13 @@ def attend_to_latent_nodes(
 ) -> Parts:
     """Returns the results of attention over the visible keys of `tail` alone, for `merge_parts`. A row that sees none has the
     log-sum-exp -inf. Tensors are those of `mla_decode`, `out` is its result."""
-    schedule = tail.schedule
-    assert schedule is not None, "a tail that is not planned for a GPU"
-    (batch, heads, latent), rope = q_latent.shape, q_pe.shape[-1]
-    requests, rows = batch // tail.queries, heads * tail.queries
-    parts = Parts(*partial_results(schedule, out, rows), schedule)
+    parts, options = begin_tail(tail, out)
+    (batch, heads, latent) = q_latent.shape
+    rows = heads * tail.queries
     # Scores of 64 rows with 64 keys spill registers on an L40S
     most = 64 if tail.keys <= 32 else 32
     block_rows = min(max(16, triton.next_power_of_2(rows)), most)
-    latent_tail_kernel[(requests * triton.cdiv(rows, block_rows),)](
+    latent_tail_kernel[(batch // tail.queries * triton.cdiv(rows, block_rows),)](
         q_latent,
         q_pe,
         as_words(cache),
@@ -52,17 +50,12 @@ def attend_to_latent_nodes(
         q_pe.stride(0),
         q_pe.stride(1),
         tail.first_row,
-        HEADS=heads,
-        QUERIES=tail.queries,
-        KEYS=tail.keys,
         LATENT=latent,
-        ROPE=rope,
+        ROPE=q_pe.shape[-1],
         PIECE=min(latent, _PIECE),
-        BLOCK_KEYS=max(16, triton.next_power_of_2(tail.keys)),
         BLOCK_ROWS=block_rows,
         FP8=exponent_bits(cache.dtype),
-        num_warps=4,
-        **launch_options(),
+        **options,
     )
     return parts
 

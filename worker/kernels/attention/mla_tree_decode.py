@@ -1,5 +1,5 @@
 """Decode of absorbed multi-head latent attention for the nodes of trees of drafts: `mla_decode`, where a row attends to the
-tokens in front of the root of its slot, and to its ancestors.
+tokens in front of the root of its slot, and to its ancestors. On a GPU it is `mla_decode_triton` with a `tail`.
 
 The nodes of a slot have the same tokens in front of them. On a GPU these are read once for all nodes, as a common prefix of
 requests is (`shared_prefixes.py`). The attention among the nodes is one more kernel, whose results are merged with the others.
@@ -10,44 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
-from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.fp8 import KVScales
 from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
-
-
-def mla_tree_decode_triton(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    tail: TreeTail,
-    schedule: DecodeSchedule,
-    *,
-    scale: float,
-    settled: bool = False,
-    kv_scale: float = 1.0,
-) -> Tensor:
-    """As `mla_tree_decode_torch`, but `slots` and `lengths` [S] are those of the slots, of which `schedule` is. Each slot has
-    `tail.queries` rows next to each other. `settled`: as of `mla_decode`; `tail.visible` need not be."""
-    return mla_decode_triton(
-        q_latent,
-        q_pe,
-        cache,
-        page_table,
-        slots,
-        lengths,
-        schedule,
-        scale=scale,
-        queries=tail.queries,
-        settled=settled,
-        kv_scale=kv_scale,
-        tail=tail,
-    )
 
 
 def mla_tree_decode_torch(

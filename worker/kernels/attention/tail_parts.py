@@ -4,12 +4,36 @@ sees, exists = visible_nodes(visible + row_of_the_step, is_row, KEYS, BLOCK_KEYS
 scores = ...  # of keys that exist, to base 2
 weights, total, lse = weigh_nodes(scores, sees)
 result = weights @ values / total
+
+`begin_tail` has what their launches share.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.merge_parts import Parts, partial_results
+from mla_router.worker.kernels.attention.tree_tail import TreeTail
+from mla_router.worker.kernels.pdl import launch_options
+
+
+def begin_tail(tail: TreeTail, out: Tensor) -> tuple[Parts, dict[str, Any]]:
+    """Returns memory for the results of the keys of `tail`, for `out` [B, H, V], and the options of the launch."""
+    assert tail.schedule is not None, "a tail that is not planned for a GPU"
+    rows = out.shape[1] * tail.queries
+    options = {
+        "HEADS": out.shape[1],
+        "QUERIES": tail.queries,
+        "KEYS": tail.keys,
+        "BLOCK_KEYS": max(16, triton.next_power_of_2(tail.keys)),
+        "num_warps": 4,
+        **launch_options(),
+    }
+    return Parts(*partial_results(tail.schedule, out, rows), tail.schedule), options
 
 
 @triton.jit
