@@ -4,7 +4,8 @@
 
 Options and report are SGLang's. All flags of a worker are accepted; a folder of `bench/shapes` with `--load-format
 dummy` needs no weights. As in the scheduler's loop, the next step is launched before the tokens of the last one are
-read. The floor of a decode step is the time to read the weights that the batch needs and its KV cache once.
+read. The floor of a decode step is the time to read the weights that the batch needs and its KV cache once. With `--tp-size` the
+figures and the floor are those of rank 0.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
+from all_ranks import Loader, on_all_ranks
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels import pdl
 
 SEED = 0
@@ -116,7 +117,8 @@ class Batch:
     def begin_without_prefill(self) -> StepPlan:
         """A decode step that takes the slots. Tokens are random, for experts to be chosen as ever."""
         slots = range(self.size)
-        self.engine.slots.last_token.random_(self.engine.model.config.vocab_size)
+        same = torch.Generator(self.engine.device).manual_seed(SEED)  # on all ranks
+        self.engine.slots.last_token.random_(self.engine.model.config.vocab_size, generator=same)
         self.engine.slots.lengths.fill_(self.length + 1)
         admitted = tuple(Admitted(slot, self.sampling, self.prompts[slot][:1]) for slot in slots)
         return replace(self.decode_plan(0), page_writes=self.page_writes(slots), admitted=admitted)
@@ -235,12 +237,14 @@ def trace(engine: Engine, plans: Iterator[StepPlan], file: Path) -> None:
     print(profile.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=70))
 
 
-def main() -> None:
-    args, config = parse_args()
+def measure(load: Loader, args: argparse.Namespace, config: WorkerConfig) -> dict[str, Any]:
+    """Returns the figures of a rank."""
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
     pdl.ENABLED = not args.no_pdl
+    if load.rank and args.profile:
+        args.profile = args.profile / f"rank_{load.rank}"
     begin = time.perf_counter()
-    engine = load_engine(config)
+    engine = load(config)
     ready = time.perf_counter() - begin
     speed = read_speed(engine.device)
     rows = []
@@ -248,17 +252,21 @@ def main() -> None:
         size = size or as_many_as_fit(engine, args)
         print(f"Batch size {size}, {args.input_len} in, {args.output_len} out")
         rows.append(run(engine, size, args, speed))
+    return {"ready_s": round(ready, 1), "read_gb_per_s": round(speed / 1e9), "rows": rows}
+
+
+def main() -> None:
+    args, config = parse_args()
+    result = on_all_ranks(measure, config, args, config)
     print("batch  prefill tok/s    TTFT ms    TPOT ms  floor ms  of floor     tok/s")
-    for row in rows:
+    for row in result["rows"]:
         print(
             f"{row['batch_size']:5d} {row['prefill_tokens_per_s'] or 0:14,d} {row['prefill_ms'] or 0:10.2f} "
             f"{row['tpot_ms']:10.3f} {row['floor_ms']:9.3f} {row['of_floor']:9.1%} "
             f"{row['decode_tokens_per_s']:9,d}"
         )
     sizes = {"input_len": args.input_len, "output_len": args.output_len}
-    settings = {"config": sizes | config.settings(), "ready_s": round(ready, 1)}
-    result = settings | {"read_gb_per_s": round(speed / 1e9), "rows": rows}
-    record("bench_one_batch", result, args.out)
+    record("bench_one_batch", {"config": sizes | config.settings()} | result, args.out)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
+from all_ranks import Loader, on_all_ranks
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep
 
 WARM_UP = 6  # steps that are not counted
@@ -64,7 +64,8 @@ class WrongDrafts:
         self._inner: Drafter = engine.drafter
         self._drafts = engine.slots.drafts
         self._last = engine.model.config.vocab_size - 1
-        self._chance = torch.rand(steps, *self._drafts.shape, device=engine.device)
+        same = torch.Generator(engine.device).manual_seed(0)  # on all ranks
+        self._chance = torch.rand(steps, *self._drafts.shape, device=engine.device, generator=same)
         self._wrong = self._chance.long()
         self._step = 0
         self.follows_all_steps = self._inner.follows_all_steps
@@ -217,8 +218,10 @@ def compare(rows: list[Row], prompts: list[Row]) -> None:
         row.update({n: round(v, 3) for n, v in row.items() if isinstance(v, float)})
 
 
-def main() -> None:
-    args, config = parse_args()
+def measure_all(
+    load: Loader, args: argparse.Namespace, config: WorkerConfig
+) -> tuple[list[Row], list[Row]]:
+    """Returns the rows of `measure` for each number of drafts."""
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
     rows, prompts = list[Row](), list[Row]()
     for drafts in sorted(args.drafts):
@@ -233,13 +236,19 @@ def main() -> None:
             settings = replace(
                 config, speculative_algorithm="none", speculative_draft_model_path=""
             )
-        engine = load_engine(settings)
+        engine = load(settings)
         of_decode, of_prompts = measure(engine, args)
         rows += of_decode
         prompts += of_prompts
         del engine
         gc.collect()
         torch.cuda.empty_cache()
+    return rows, prompts
+
+
+def main() -> None:
+    args, config = parse_args()
+    rows, prompts = on_all_ranks(measure_all, config, args, config)
     compare(rows, prompts)
     for row in rows + prompts:
         print("  ".join(f"{name} {value:g}" for name, value in row.items()))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, GroupStep, StepPlan
 from mla_router.worker.dp_group import Mailbox, dp_groups
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Abort, FlushCache, Shutdown
+from mla_router.worker.scheduler.drafts import NOTHING, DecodeOutcome
 from mla_router.worker.scheduler.lockstep import Lockstep
+from mla_router.worker.scheduler.step import Step
 from support.dp_schedulers import DpScheduler, dp_schedulers, wait_idle
 from support.fake_engine import continuation
 from support.processes import wait_until
@@ -96,10 +100,6 @@ def test_a_step_that_fits_no_decode_graph_on_one_rank(tmp_path: Path) -> None:
 
 def test_the_largest_value_of_all_ranks(tmp_path: Path) -> None:
     del tmp_path
-    from concurrent.futures import ThreadPoolExecutor
-
-    from mla_router.worker.heartbeat import Heartbeat
-
     with dp_groups(3) as groups, ThreadPoolExecutor() as pool:
         boxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
         ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
@@ -108,5 +108,20 @@ def test_the_largest_value_of_all_ranks(tmp_path: Path) -> None:
             return [ranks[rank].largest(value) for value in (rank, -rank, 5.0)]
 
         assert list(pool.map(values, range(3))) == [[2.0, 0.0, 5.0]] * 3
+        for box in boxes:
+            box.close()
+
+
+def test_all_ranks_get_the_outcomes_of_all() -> None:
+    shown = [DecodeOutcome(3, 7, 0.25, has_drafts=True), NOTHING]
+    with dp_groups(2) as groups, ThreadPoolExecutor() as pool:
+        boxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
+        ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
+        plans = [Step(StepPlan((0,), (5,), (), (), ()), [], []), None]
+        steps = list(pool.map(Lockstep.join, ranks, plans, shown))
+        assert all(
+            step is not None and step.plan.group == GroupStep((1, 0), True) for step in steps
+        )
+        assert [rank.outcomes for rank in ranks] == [shown, shown]
         for box in boxes:
             box.close()

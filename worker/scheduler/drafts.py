@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,20 +18,41 @@ class StepDrafts(NamedTuple):
     followed: bool  # whether the drafter runs over its rows
 
 
+class DecodeOutcome(NamedTuple):
+    """What a step of decoding requests showed: the part of one DP rank, or that of all together."""
+
+    requests: int = 0  # 0: it showed nothing
+    tokens: int = 0  # that it gave to them
+    seconds: float = 0.0
+    has_drafts: bool = False  # it verified or made drafts, or followed a step that made some
+    follows_prompts: bool = False  # the drafter ran over prompts in its time
+
+
+NOTHING = DecodeOutcome()
+
+
 class DraftPolicy:
     """Large batches have no drafts: their decode steps are no longer bound by the reading of weights, and rows of drafts
     then cost as much as other rows."""
 
     def __init__(
-        self, num_drafts: int, max_requests: int, choice: DraftChoice | None = None
+        self,
+        num_drafts: int,
+        max_requests: int,
+        choice: DraftChoice | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """`num_drafts`: of a slot. `max_requests`: most requests of a step with drafts. `choice`: among smaller steps; by
-        default all have drafts."""
+        default all have drafts. `is_shared`: DP ranks choose together (`agree`)."""
         self._num_drafts = num_drafts
         self._max_requests = max_requests
         self._choice = choice
+        self._is_shared = is_shared
+        self._is_agreed = False  # that the next steps of all DP ranks have drafts
+        self._shown = NOTHING
         self._has_made = False  # the last step
-        self._last = StepPlan((), (), (), (), ())  # that was learnt from
+        self._last = StepPlan((), (), (), (), ())
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
         """Returns the drafts of the step with these requests. Each step calls it once."""
@@ -51,21 +72,57 @@ class DraftPolicy:
     def _wants(self, decodes: int, prefills: int) -> bool:
         if self._choice is None:
             return True
+        if self._is_shared:
+            return self._is_agreed
         return self._choice.wants(decodes) if decodes else self._choice.expects(prefills)
 
     def learn(self, step: Step, result: StepResult) -> None:
-        """Learns from the time of a step, and from the tokens that it gave."""
+        """Learns from the time of a step, and from the tokens that it gave. A DP rank keeps them for `agree`."""
+        outcome = self._outcome(step, result)
+        if self._is_shared:
+            self._shown = outcome
+        else:
+            self._learn(outcome)
+
+    def take_outcome(self) -> DecodeOutcome:
+        """Returns what the last step has shown on this DP rank, once."""
+        shown, self._shown = self._shown, NOTHING
+        return shown
+
+    def agree(self, outcomes: Sequence[DecodeOutcome]) -> None:
+        """Learns from a step of all DP ranks, and decides whether their next steps have drafts. Each rank calls it with the same
+        outcomes, so all decide alike. A step takes as long for all of them, whoever has drafts: on its own a rank would take the
+        drafts of others for its step without drafts, and would not count what its drafts cost others."""
+        parts = [outcome for outcome in outcomes if outcome.requests]
+        if self._choice is None or not parts:
+            return
+        requests, tokens, seconds, has_drafts, follows = zip(*parts, strict=True)
+        together = sum(requests), sum(tokens), max(seconds), any(has_drafts), any(follows)
+        self._learn(DecodeOutcome(*together))
+        self._is_agreed = self._choice.wants(sum(requests))
+
+    def _outcome(self, step: Step, result: StepResult) -> DecodeOutcome:
         plan, requests = step.plan, len(step.plan.decode_slots)
         # The drafter runs behind a step, within the time of the next one
         last, self._last = self._last, plan
-        if self._choice is None or result.seconds is None or not requests or plan.chunks:
+        if not (step.is_typical and requests) or result.seconds is None or plan.chunks:
+            return NOTHING
+        return DecodeOutcome(
+            requests,
+            sum(map(len, result.tokens[:requests])),
+            result.seconds,
+            bool(plan.num_drafts or plan.draft_bounds or last.draft_bounds),
+            last.makes_drafts and not last.draft_bounds,
+        )
+
+    def _learn(self, outcome: DecodeOutcome) -> None:
+        requests, tokens, seconds, has_drafts, follows_prompts = outcome
+        if self._choice is None or not requests:
             return
-        if not (plan.num_drafts or plan.draft_bounds or last.draft_bounds):
-            if not last.makes_drafts:  # drafts do not cost the time of the drafter over prompts
-                self._choice.learn_plain(requests, result.seconds)
-            return
-        given = sum(map(len, result.tokens[:requests]))
-        self._choice.learn(requests, result.seconds, given / requests)
+        if has_drafts:
+            self._choice.learn(requests, seconds, tokens / requests)
+        elif not follows_prompts:  # drafts do not cost the time of the drafter over prompts
+            self._choice.learn_plain(requests, seconds)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ has a step itself or another rank sends a size.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -18,10 +19,11 @@ from mla_router.worker.core import GroupStep, StepPlan
 from mla_router.worker.dp_group import Mailbox
 from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.scheduler.drafts import NOTHING, DecodeOutcome
 from mla_router.worker.scheduler.step import Step
 
-# Turn, DP rank, rows, predicted seconds, fits a decode graph, has prompt tokens, makes drafts, slots with drafts
-_SIZE = struct.Struct("<QIId???I")
+# The fields of `_Size`, then those of its outcome
+_SIZE = struct.Struct("<QIId???IIId??")
 _LEAVES = struct.Struct("<I")  # DP rank
 WAIT_S = 1.0
 
@@ -34,8 +36,13 @@ class StepGroup(Protocol):
         """Whether another scheduler waits for this one, which then must not sleep."""
         ...
 
-    def join(self, own: Step | None) -> Step | None:
-        """Returns the next step to launch: `own`, an idle one, or None if no scheduler has one."""
+    @property
+    def outcomes(self) -> Sequence[DecodeOutcome]:
+        """The outcomes that all DP ranks gave to the last `join`."""
+        ...
+
+    def join(self, own: Step | None, outcome: DecodeOutcome = NOTHING) -> Step | None:
+        """Returns the next step to launch: `own`, an idle one, or None if no scheduler has one. `outcome`: of the last step."""
         ...
 
     def largest(self, value: float) -> float:
@@ -51,8 +58,10 @@ class Alone:
     """Implements `StepGroup` for one scheduler."""
 
     is_awaited = False
+    outcomes = ()
 
-    def join(self, own: Step | None) -> Step | None:
+    def join(self, own: Step | None, outcome: DecodeOutcome = NOTHING) -> Step | None:
+        del outcome
         return own
 
     def largest(self, value: float) -> float:
@@ -73,6 +82,15 @@ class _Size(NamedTuple):
     has_prompts: bool = False
     makes_drafts: bool = False
     draft_slots: int = 0
+    outcome: DecodeOutcome = NOTHING
+
+    def pack(self) -> bytes:
+        return _SIZE.pack(*self[:-1], *self.outcome)
+
+    @classmethod
+    def unpack(cls, message: bytes) -> _Size:
+        fields, own = _SIZE.unpack(message), len(cls._fields) - 1
+        return cls(*fields[:own], DecodeOutcome(*fields[own:]))
 
 
 class Lockstep:
@@ -88,6 +106,7 @@ class Lockstep:
         self._early: dict[int, _Size] = {}
         self._has_step = False  # in the last turn
         self._left: set[int] = set()
+        self.outcomes: Sequence[DecodeOutcome] = ()
 
     @property
     def is_awaited(self) -> bool:
@@ -95,10 +114,12 @@ class Lockstep:
             self._note(message)
         return bool(self._sizes)
 
-    def join(self, own: Step | None) -> Step | None:
+    def join(self, own: Step | None, outcome: DecodeOutcome = NOTHING) -> Step | None:
+        self.outcomes = ()
         if own is None and not self._has_step and not self.is_awaited:
             return None
-        sizes = self._agree(self._size_of(own))
+        sizes = self._agree(self._size_of(own)._replace(outcome=outcome))
+        self.outcomes = [size.outcome for size in sizes]
         rows = tuple(size.rows for size in sizes)
         self._has_step = any(rows)
         if not self._has_step:
@@ -149,7 +170,7 @@ class Lockstep:
 
     def _agree(self, own: _Size) -> list[_Size]:
         """Returns the sizes of all DP ranks in this turn, and begins the next turn."""
-        self._mailbox.send(_SIZE.pack(*own))
+        self._mailbox.send(own.pack())
         self._sizes[own.rank] = own
         while len(self._sizes) < self._mailbox.size:
             if (message := self._mailbox.receive()) is None:
@@ -166,7 +187,7 @@ class Lockstep:
         if len(message) == _LEAVES.size:
             self._left.add(*_LEAVES.unpack(message))
             return
-        size = _Size(*_SIZE.unpack(message))
+        size = _Size.unpack(message)
         assert 0 <= size.turn - self._turn <= 1, f"{size} in turn {self._turn}"
         (self._sizes if size.turn == self._turn else self._early)[size.rank] = size
 

@@ -42,6 +42,7 @@ class Planner:
             memory.capacity.num_drafts,
             config.speculative_max_bs,
             DraftChoice() if config.chooses_drafts else None,
+            is_shared=config.attn_dp_size > 1,
         )
         self.mix = not config.disable_mixed_chunk
         self.by_priority = config.enable_priority_scheduling

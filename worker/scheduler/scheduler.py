@@ -130,7 +130,10 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         """Plans the next step of this scheduler, and waits for those of its group. Returns None if there is none."""
-        return self.group.join(self.planner.next_step())
+        drafts = self.planner.drafts
+        step = self.group.join(self.planner.next_step(), drafts.take_outcome())
+        drafts.agree(self.group.outcomes)
+        return step
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -273,7 +276,7 @@ class Scheduler:
             result = replace(result, seconds=max(result.seconds - step.tower_s, 0.0))
         if result.seconds is not None and step.is_typical:
             self.planner.step_time.learn(step.plan, result.seconds)
-            self.planner.drafts.learn(step, result)
+        self.planner.drafts.learn(step, result)
         self._count_computed(step, result)
         for i, (request, tokens) in enumerate(zip(step.sampled, result.tokens, strict=True)):
             if request.finish_reason is not None:
