@@ -2,7 +2,7 @@
 
     python bench/serving/served.py --model-path DIR [--settings whole 'no overlap'] [--loads short] [--out FILE]
 
-Each of `SETTINGS` is a new server with a router. It gets all loads one after the other, each with an empty cache.
+Each of `SETTINGS` is a new server with a router. It gets the loads one after the other, each with an empty cache.
 `--divide 16` sends a sixteenth of the requests, for a test without a GPU.
 """
 
@@ -28,13 +28,19 @@ SETTINGS: dict[str, tuple[int, list[str]]] = {
     "1 server process": (1, ["--tokenizer-worker-num", "1"]),
     "2 workers": (2, []),
     "2 workers, round robin": (2, ["--router-policy", "round_robin"]),
+    "DP attention": (2, ["--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"]),
 }
+ANSWERS = {"random-input-len": 256, "random-output-len": 128, "random-range-ratio": 1}
 # The number of requests (of a group, for `shared`), and the other options of bench_serving.
 LOADS: dict[str, tuple[int, dict[str, str | int]]] = {
     "short": (2000, {"random-input-len": 256, "random-output-len": 32, "random-range-ratio": 1}),
     "long": (1000, {"random-input-len": 1024, "random-output-len": 512, "random-range-ratio": 1}),
     "shared": (16, {"dataset-name": "generated-shared-prefix"}),
+    "48 clients": (192, ANSWERS | {"max-concurrency": 48}),
+    "96 clients": (384, ANSWERS | {"max-concurrency": 96}),
+    "256 clients": (1024, ANSWERS | {"max-concurrency": 256}),
 }
+LOADS_OF_ALL = ["short", "long", "shared"]
 FIGURES = {
     "request_throughput": "requests/s",
     "output_throughput": "out tok/s",
@@ -73,7 +79,7 @@ def main() -> None:
         description=__doc__.partition("\n")[0], epilog="Any other flag goes to launch_server."
     )
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["whole"])
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS_OF_ALL)
     parser.add_argument("--divide", type=int, default=1, help="requests of a load by this number")
     parser.add_argument("--client-processes", type=int, default=1, help="that share the requests")
     parser.add_argument("--out", type=Path)

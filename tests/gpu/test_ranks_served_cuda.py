@@ -21,8 +21,24 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-ON_GPU: dict[str, Flag] = {"device": "cuda", "dtype": "float32", "cpu_threads": None}
+# Small, so that several servers fit on the GPUs
+ON_GPU: dict[str, Flag] = {
+    "device": "cuda",
+    "dtype": "float32",
+    "cpu_threads": None,
+    "max_total_tokens": 16384,
+    "max_running_requests": 16,
+}
 REQUESTS = 12
+NEXTN: dict[str, dict[str, Flag]] = {
+    "1 draft": {"speculative_num_steps": 1},
+    "3 drafts": {"speculative_num_steps": 3},
+    "trees": {
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 4,
+        "speculative_num_draft_tokens": 8,
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +47,7 @@ def alone() -> Iterator[list[tuple[str, str | None, int]]]:
         yield asyncio.run(answers(worker.url, REQUESTS))
 
 
-@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize("drafts", NEXTN)
 @pytest.mark.parametrize(
     ("workers", "flags"),
     [
@@ -42,9 +58,9 @@ def alone() -> Iterator[list[tuple[str, str | None, int]]]:
     ids=["tp", "ep", "dp"],
 )
 def test_drafts_change_no_answer(
-    alone: list[tuple[str, str | None, int]], workers: int, flags: dict[str, Flag], drafts: int
+    alone: list[tuple[str, str | None, int]], workers: int, flags: dict[str, Flag], drafts: str
 ) -> None:
-    nextn: dict[str, Flag] = {"speculative_algorithm": "NEXTN", "speculative_num_steps": drafts}
+    nextn = {"speculative_algorithm": "NEXTN", **NEXTN[drafts]}
     with processes.server(dp_size=workers, **ON_GPU, **flags, **nextn) as server:
         assert asyncio.run(answers(server.url, REQUESTS)) == alone
         for worker in processes.workers(server.url):
