@@ -90,7 +90,7 @@ class _Size(NamedTuple):
     @classmethod
     def unpack(cls, message: bytes) -> _Size:
         fields, own = _SIZE.unpack(message), len(cls._fields) - 1
-        return cls(*fields[:own], DecodeOutcome(*fields[own:]))
+        return cls._make((*fields[:own], DecodeOutcome(*fields[own:])))
 
 
 class Lockstep:
