@@ -19,7 +19,7 @@ from batches import encode
 from tasks import MEASURED
 from tokenizers import Tokenizer
 from tqdm import tqdm
-from train import runs
+from training import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import small_model
 import torch
-from batches import Rows, encode
+from batches import encode
 from first_questions import FIRST_QUESTIONS, TAUGHT, FirstQuestion
 from network import Experts, Network, checkpoint
 from safetensors.torch import save_file
@@ -28,7 +27,15 @@ from tasks.example import EOS
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from training import (
+    WARM_UP_STEPS,
+    add_flags,
+    add_text_flags,
+    prepare,
+    runs,
+    text,
+    weighted,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -37,31 +44,23 @@ from record import record
 OUT_DIR = ROOT / "worker" / "model" / "small"
 AHEAD_WEIGHT = 0.3  # of the MTP layer's loss, as in DeepSeek-V3
 BALANCE_STEP = 1e-3  # as in DeepSeek-V3
-WARM_UP_STEPS = 200
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--rows", type=int, default=32, help="of --length tokens, in each step")
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--seed", type=int, default=small_model.SEED)
-    parser.add_argument("--eval-examples", type=int, default=300, help="of each task")
+    add_text_flags(parser, rows=32, length=4096, examples=300)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT_DIR, help="folder of the model")
     parser.add_argument("--curve", type=Path, help="file for the loss curve, one JSON line a point")
-    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    add_flags(parser, seed=small_model.SEED)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     begin = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
+    device = prepare(args.seed)
     small_model.write_files(args.out)
     network = Network(small_model.CONFIG).to(device)
     initialize(network)
@@ -115,8 +114,7 @@ def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict
     """Returns the loss curve."""
     device = next(network.parameters()).device
     on_gpu = device.type == "cuda"
-    rows = Rows(str(args.out / "tokenizer.json"), args.rows, args.length + 2, args.seed)
-    loader = iter(DataLoader(rows, batch_size=None, num_workers=args.workers, pin_memory=on_gpu))
+    data = text(args, args.out / "tokenizer.json", device, ahead=2)
     matrices = [p for p in network.parameters() if p.ndim == 2]
     vectors = [p for p in network.parameters() if p.ndim != 2]
     optimizer = torch.optim.AdamW(
@@ -130,13 +128,13 @@ def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict
     curve: list[dict[str, float]] = []
     step, first, total = 0, time.monotonic(), args.minutes * 60
     while (elapsed := time.monotonic() - begin) < total:
-        tokens, weights = (part.to(device, non_blocking=True) for part in next(loader))
+        tokens, weights = next(data)
         share = (elapsed - (first - begin)) / max(1e-9, total - (first - begin))
         rate = args.learning_rate * min((step + 1) / WARM_UP_STEPS, max(0.01, 1 - share))
         for group in optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
-            loss, ahead = step_loss(network, tokens.long(), weights)
+            loss, ahead = step_loss(network, tokens, weights)
         (loss + AHEAD_WEIGHT * ahead).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
@@ -170,13 +168,6 @@ def losses(network: Network, tokens: Tensor, weights: Tensor) -> tuple[Tensor, T
         weighted(logits, tokens[:, 1:-1], weights[:, 1:-1]),
         weighted(ahead, tokens[:, 2:], weights[:, 2:]),
     )
-
-
-def weighted(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    each = functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
-    )
-    return (each * weights.flatten()).sum() / weights.sum()
 
 
 def round_as_saved(network: Network) -> None:
@@ -233,16 +224,6 @@ def first_answers(
     return [
         any(says(question.prompt, text) for text in question.accepted) for question in questions
     ]
-
-
-def runs(flags: list[bool]) -> list[tuple[int, int]]:
-    """Returns the maximal ranges in which `flags` is true."""
-    edges = [
-        i
-        for i in range(len(flags) + 1)
-        if (i > 0 and flags[i - 1]) != (i < len(flags) and flags[i])
-    ]
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 if __name__ == "__main__":

@@ -11,25 +11,21 @@ the end both answer held-out problems. A draft counts as accepted if it equals t
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import small_model
 import torch
-from batches import Rows, encode
+from batches import encode
 from safetensors.torch import save_file
 from tasks import MEASURED
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
 from tqdm import tqdm
-from train import WARM_UP_STEPS, runs, weighted
+from training import add_flags, add_text_flags, fit, prepare, runs, text, weighted
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -81,22 +77,15 @@ class EagleHead(nn.Module):
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, nargs=2, default=(4.0, 2.0), help="target, head")
-    parser.add_argument("--rows", type=int, default=32, help="of --length tokens, in each step")
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--seed", type=int, default=small_model.SEED)
-    parser.add_argument("--eval-examples", type=int, default=200, help="of each task")
+    add_text_flags(parser, rows=32, length=2048, examples=200)
     parser.add_argument("--out", type=Path, required=True, help="folder of the two models")
-    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    add_flags(parser, seed=small_model.SEED)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
+    device = prepare(args.seed)
     folder = args.out / "llama"
     small_model.write_files(folder)
     target = LlamaForCausalLM(CONFIG).to(device).float()
@@ -126,7 +115,7 @@ def main() -> None:
         share = weights[:, 2:].flatten()
         return (each * share).sum() / share.sum()
 
-    data = batches(args, folder / "tokenizer.json", device)
+    data = text(args, folder / "tokenizer.json", device)
     minutes = args.minutes
     losses = [
         fit("target", target, target_loss, data, minutes[0], args.learning_rate),
@@ -148,54 +137,6 @@ def main() -> None:
         "accepted": {name: [round(a, 4) for a in shares] for name, (_, shares) in scores.items()},
     }
     record("train_eagle", result, args.results)
-
-
-def batches(
-    args: argparse.Namespace, tokenizer: Path, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = Rows(str(tokenizer), args.rows, args.length + 1, args.seed)
-    loader = DataLoader(
-        rows, batch_size=None, num_workers=args.workers, pin_memory=device.type == "cuda"
-    )
-    for tokens, weights in loader:
-        yield (
-            tokens.to(device, non_blocking=True).long(),
-            weights.to(device, non_blocking=True),
-        )
-
-
-def fit(
-    name: str,
-    module: nn.Module,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    data: Iterator[tuple[Tensor, Tensor]],
-    minutes: float,
-    learning_rate: float,
-) -> float:
-    """Trains `module` for `minutes`. The learning rate falls with the clock. Returns the last loss."""
-    device = next(module.parameters()).device
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.1, fused=True
-    )
-    begin, loss = time.monotonic(), torch.zeros(())
-    with tqdm(total=round(minutes * 60), desc=f"Training the {name}", unit="s") as bar:
-        for step in range(sys.maxsize):
-            elapsed = time.monotonic() - begin
-            if elapsed >= minutes * 60:
-                break
-            rate = min((step + 1) / WARM_UP_STEPS, max(0.01, 1 - elapsed / (minutes * 60)))
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * rate
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                loss = loss_of(*next(data))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if step % 100 == 0:
-                bar.set_postfix(step=step, loss=f"{loss.item():.4f}")
-            bar.update(int(time.monotonic() - begin) - bar.n)
-    return loss.item()
 
 
 def save_head(head: EagleHead, target: LlamaForCausalLM, folder: Path) -> None:

@@ -9,21 +9,17 @@ that is shorter than the examples, so an answer needs both kinds. At the end the
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import small_model
 import torch
-from batches import Rows, encode
+from batches import encode
 from tasks import OF_GEMMA2
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.utils.data import DataLoader
-from train import runs, weighted
-from train_eagle import fit
+from training import add_flags, add_text_flags, fit, prepare, runs, text, weighted
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,23 +50,16 @@ CONFIG = Gemma2Config(
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--rows", type=int, default=64, help="of --length tokens, in each step")
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--seed", type=int, default=small_model.SEED)
-    parser.add_argument("--eval-examples", type=int, default=100, help="of each task")
+    add_text_flags(parser, rows=64, length=512, examples=100)
     parser.add_argument("--begin-with", type=Path, help="folder of weights; default: random ones")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    add_flags(parser, seed=small_model.SEED)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
+    device = prepare(args.seed)
     small_model.write_files(args.out)
     # Its other kinds of attention ignore the cap of scores
     model = Gemma2ForCausalLM._from_config(CONFIG, attn_implementation="eager")
@@ -81,7 +70,8 @@ def main() -> None:
     def loss_of(tokens: Tensor, weights: Tensor) -> Tensor:
         return weighted(model(tokens[:, :-1]).logits, tokens[:, 1:], weights[:, 1:])
 
-    loss = fit("model", model, loss_of, batches(args, device), args.minutes, args.learning_rate)
+    data = text(args, args.out / "tokenizer.json", device, OF_GEMMA2)
+    loss = fit("model", model, loss_of, data, args.minutes, args.learning_rate)
     model.to(torch.bfloat16).save_pretrained(args.out)
     right = evaluate(model.float(), args)
     for name, share in right.items():
@@ -93,16 +83,6 @@ def main() -> None:
         "right": {name: round(share, 4) for name, share in right.items()},
     }
     record("train_gemma2", result, args.results)
-
-
-def batches(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    file = str(args.out / "tokenizer.json")
-    rows = Rows(file, args.rows, args.length + 1, args.seed, OF_GEMMA2)
-    loader = DataLoader(
-        rows, batch_size=None, num_workers=args.workers, pin_memory=device.type == "cuda"
-    )
-    for tokens, weights in loader:
-        yield tokens.to(device).long(), weights.to(device)
 
 
 @torch.no_grad()

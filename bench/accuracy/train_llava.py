@@ -10,10 +10,8 @@ answer is right if each of its tokens is the most likely one. Needs Pillow.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,7 @@ from pictures.batches import Batch, Batches, batch
 from pictures.tasks import SINGLE, SIZES, TASKS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from train import weighted
-from train_eagle import fit
+from training import add_flags, fit, loaded, prepare, weighted
 from transformers import LlavaOnevisionForConditionalGeneration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,21 +92,16 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--problems", type=int, default=256, help="in each step")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--seed", type=int, default=small_llava.SEED)
     parser.add_argument("--eval-problems", type=int, default=400, help="of each task")
     parser.add_argument("--begin-with", type=Path, help="folder of weights; default: random ones")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    add_flags(parser, seed=small_llava.SEED)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
+    device = prepare(args.seed)
     small_llava.write_tokenizer(args.out)
     small_llava.write_processor(args.out)
     network = Trained(args.begin_with).to(device)
@@ -120,7 +111,8 @@ def main() -> None:
         after = asked.before + 1
         return weighted(logits, asked.tokens[:, after:], asked.weights[:, after:])
 
-    data = ((asked,) for asked in batches(args, device))
+    problems = Batches(args.out / "tokenizer.json", args.problems, args.seed)
+    data = ((asked.to(device),) for asked in loaded(problems, args, device))
     loss = fit("model", network, loss_of, data, args.minutes, args.learning_rate)
     network.whole.to(torch.bfloat16).save_pretrained(args.out)
     right = evaluate(network.float(), args)
@@ -133,15 +125,6 @@ def main() -> None:
         "right": {name: round(share, 4) for name, share in right.items()},
     }
     record("train_llava", result, args.results)
-
-
-def batches(args: argparse.Namespace, device: torch.device) -> Iterator[Batch]:
-    problems = Batches(args.out / "tokenizer.json", args.problems, args.seed)
-    loader = DataLoader(
-        problems, batch_size=None, num_workers=args.workers, pin_memory=device.type == "cuda"
-    )
-    for asked in loader:
-        yield asked.to(device)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ import small_model
 import torch
 from network import Experts, Network, checkpoint
 from safetensors.torch import save_file
-from train import evaluate, initialize, losses, round_as_saved, runs
+from train import evaluate, initialize, losses, round_as_saved
+from training import runs
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.config import SMALL_MODEL
