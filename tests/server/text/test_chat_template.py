@@ -1,15 +1,20 @@
-"""The input of templates, and templates that fail."""
+"""Prompts compared with transformers' renderer; the input of templates, and templates that fail."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pytest
+import transformers
 
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.text.chat_template import Conversation
+from mla_router.worker.server.text.chat_template import RESERVED, Conversation
 from mla_router.worker.server.text.tokenizer import Tokenizer
 from support.answers import template
 
@@ -91,3 +96,93 @@ def test_the_end_of_an_answer_is_the_models_where_the_tokenizer_is_another_ones(
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1024, "eos_token_id": [5, 6]}')
     assert {5, 6} <= Tokenizer(SMALL_MODEL, model_folder=tmp_path).eos_ids
+
+
+CALL = {"name": "weather", "arguments": '{"city": "Zürich"}'}
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Is <b>2 > 1</b>?"},
+    {"role": "assistant", "content": " Yes. "},
+    {"role": "user", "content": "And in Zürich?"},
+]
+CALLS = [
+    {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "9 °C"},
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "<b>", "parameters": {}}}
+]
+PARTS = [{"role": "assistant", "content": [{"type": "text", "text": "two "}, {"type": "image"}]}]
+OF_PARTS = "{% for p in messages[0].content %}{{ p.text or '*' }}{% endfor %}!"
+# Jinja's extensions and functions that transformers adds
+EXTENDED = """{% for message in messages %}
+  {% if loop.index > 2 %}{% break %}{% endif %}
+  {% generation %}{% set inner = 1 %}{{ message.content }}{% endgeneration %}
+{{ [message] | tojson(indent=2) }}{{ inner }}{{ bos_token }}{{ documents }}
+{% endfor %}{{ strftime_now('%Y')[:2] }}{{ thinking }}{{ add_generation_prompt }}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "conversation"),
+    [
+        ("", Conversation(TURNS)),
+        ("", Conversation([*TURNS, *CALLS], tools=TOOLS)),
+        ("deepseek_v3", Conversation([*TURNS, *CALLS], tools=TOOLS)),
+        ("deepseek_v31", Conversation([*TURNS, *CALLS], variables={"thinking": True})),
+        ("deepseek_v31", Conversation(TURNS, tools=TOOLS, add_generation_prompt=False)),
+        ("llama3", Conversation(TURNS, tools=TOOLS, variables={"date_string": "1 May"})),
+        ("gemma2", Conversation(TURNS[1:])),
+        (EXTENDED, Conversation(TURNS, variables={"thinking": "deep", "bos_token": "<s>"})),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("open_end", [False, True], ids=["whole", "open"])
+def test_prompts_are_those_of_transformers(
+    folder: Path, name: str, conversation: Conversation, open_end: bool
+) -> None:
+    if name:
+        text = name if name is EXTENDED else template(name)
+        (folder / "chat_template.jinja").write_text(text)
+    if open_end:
+        messages = conversation.messages[:3]
+        conversation = replace(
+            conversation,
+            messages=messages,
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+    check_as_transformers(folder, conversation)
+
+
+def test_the_last_part_of_a_message_is_continued(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(OF_PARTS)
+    check_as_transformers(folder, Conversation(PARTS, None, False, True))
+    assert PARTS[0]["content"][0] == {"type": "text", "text": "two "}
+
+
+def check_as_transformers(folder: Path, asked: Conversation) -> None:
+    """Both render the same text, or both refuse."""
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    expected: Any
+    try:
+        expected = reference.apply_chat_template(
+            asked.messages,
+            tools=asked.tools,
+            tokenize=False,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            **asked.variables,
+        )
+    except (ValueError, TypeError, jinja2.TemplateError):
+        expected = InvalidRequest
+    try:
+        found: Any = Tokenizer(folder).template.render(asked)
+    except InvalidRequest:
+        found = InvalidRequest
+    assert found == expected
+
+
+def test_variables_of_the_renderer_are_reserved() -> None:
+    render = transformers.PreTrainedTokenizerFast.apply_chat_template
+    names = set(inspect.signature(render).parameters) | {"self", "messages", "conversations"}
+    assert names == RESERVED

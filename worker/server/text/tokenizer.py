@@ -1,30 +1,20 @@
-"""The tokenizer of a model folder.
-
-transformers loads it, because it knows the many forms of such folders. Encoding calls the Rust tokenizer directly,
-without transformers' handling of batches and tensors.
-"""
+"""The tokenizer of a model folder. Encoding calls the Rust tokenizer directly."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import tokenizers
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
+from mla_router.worker.server.text.tokenizer_folder import read_folder
 from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
 
 # Encoding takes about 0.2 microseconds a character. Longer texts are encoded in a thread, to keep the event loop free.
 MAX_INLINE_CHARS = 1024
-
-# Names of transformers' class for any tokenizer.json: until version 4, and since version 5
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 NAMED_TOKENS = 1 << 14  # size of the caches of texts and bytes: some megabytes
 
@@ -43,22 +33,20 @@ class Tokenizer:
         template.
         """
         try:
-            loaded = _load(folder)
+            loaded = read_folder(folder)
         except Exception as error:  # transformers raises whatever the file's reader raised
             raise TokenizerError(f"{folder}: no usable tokenizer ({error})") from error
-        backend = getattr(loaded, "backend_tokenizer", None)
-        if not isinstance(backend, tokenizers.Tokenizer):
-            raise TokenizerError(f"{folder}: no tokenizer.json that the tokenizers library reads")
+        backend, templates = loaded.backend, loaded.templates
         if chat_template is not None:
-            loaded.chat_template = chat_template.read_text(encoding="utf-8")
-        self.template = ChatTemplate(loaded)
-        self.kind = type(loaded).__name__
-        self.special_tokens: dict[str, str] = dict(loaded.special_tokens_map)
+            templates = {"default": chat_template.read_text(encoding="utf-8")}
+        self.template = ChatTemplate(templates, loaded.special_tokens)
+        self.kind = loaded.kind
+        self.special_tokens = loaded.special_tokens
         self._backend = backend
         # The longest entry limits the text of a token.
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
-        self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_token_id)
+        self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_id)
         added = backend.get_added_tokens_decoder()
         self._byte_of = byte_level_alphabet()
         self._before = [vocabulary["a"]] if "a" in vocabulary else []
@@ -136,19 +124,3 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = batch[0].ids
         return ids
-
-
-def _load(folder: Path) -> Any:
-    """Returns transformers' tokenizer of a folder. Raises any exception."""
-    import transformers  # takes a second: imported in the loading thread, after the port is open
-
-    path = folder / "tokenizer_config.json"
-    named = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if named.get("tokenizer_class") in GENERIC and "auto_map" not in named:
-        # tokenizer.json says all. AutoTokenizer, with the same result, imports the list of all models: 0.4 s
-        return transformers.PreTrainedTokenizerFast.from_pretrained(
-            str(folder), local_files_only=True
-        )
-    return transformers.AutoTokenizer.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False
-    )
