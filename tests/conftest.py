@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.distribution import spread
 from support.procfs import descendants
 
 pytest_plugins = ["support.servers"]
@@ -96,6 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: `make test-all` runs it"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = spread(items, processes)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
