@@ -12,7 +12,9 @@ from support.partial_results import random_results
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("blocks", [[264], [17], [1, 200, 2, 61], [9] * 8, [5] * 32, [5] * 64])
+@pytest.mark.parametrize(
+    "blocks", [[264], [17], [1, 200, 2, 61], [9] * 8, [5] * 32, [5] * 64, [1, 2] * 256]
+)
 def test_float64(blocks: list[int]) -> None:
     results = random_results(blocks, 1, rows=16, width=512, device="cuda")
     out = torch.full((len(blocks), 16, 512), 7.0, dtype=torch.bfloat16, device="cuda")

@@ -15,12 +15,12 @@ from support.triton_device import DEVICE
 
 
 @pytest.mark.parametrize("width", [32, 80])
-@pytest.mark.parametrize("tiles", [MergeTiling(32, 8), None])
+@pytest.mark.parametrize("tiles", [MergeTiling(32, 8), MergeTiling(32, 8, block_rows=2), None])
 def test_softmax(tiles: MergeTiling | None, width: int) -> None:
     """Requests with 1 to 20 parts. A row with a single part does not change."""
-    results = random_results([2, 1, 4, 7, 24, 25, 58, 4], 3, rows=2, width=width, device=DEVICE)
+    results = random_results([2, 1, 4, 7, 24, 25, 58, 4], 3, rows=3, width=width, device=DEVICE)
     assert {len(pieces) for pieces in results.pieces} == {1, 2, 3, 9, 20}
-    out = torch.full((8, 2, width), 7.0, device=DEVICE)
+    out = torch.full((8, 3, width), 7.0, device=DEVICE)
     merge_parts(results.out, results.lse, results.schedule, out, tiles=tiles)
     for got, expected in zip(out, results.merged(), strict=True):
         if expected is None:
@@ -36,6 +36,7 @@ def test_few_rows_are_cut_along_the_columns() -> None:
     assert merge_tiling(512, 512) == MergeTiling(512, 8)
     assert merge_tiling(1024, 512) == MergeTiling(512, 4, num_warps=2)
     assert merge_tiling(1024, 80).block_width == 128
+    assert merge_tiling(8192, 512) == MergeTiling(512, 4, num_warps=2, block_rows=4)
 
 
 # Other tiles, which bench_merge_parts.py times
@@ -43,8 +44,8 @@ SWEPT = [MergeTiling(64, 32), MergeTiling(64, 64, 8), MergeTiling(512, 8, 8)]
 
 
 def launches() -> None:
-    """MLA's with 16 heads, for 1, 2, 8, 32 and 64 requests."""
-    for requests in (1, 2, 8, 32, 64):
+    """MLA's with 16 heads, for 1, 2, 8, 32, 64 and 512 requests."""
+    for requests in (1, 2, 8, 32, 64, 512):
         starts = torch.empty(requests + 1, dtype=torch.int32, device="meta")
         schedule = DecodeSchedule(
             starts, starts.new_empty(264), starts[:1], 1, tiling(16, requests, on=H200)

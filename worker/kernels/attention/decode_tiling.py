@@ -159,11 +159,13 @@ class MergeTiling:
     block_width: int  # columns of a row that a program merges
     block_parts: int  # parts whose results are read at once
     num_warps: int = 4
+    block_rows: int = 1  # of a request, which a program merges one after the other
 
 
 # Rows up to which even narrow programs are few, from which a program has few parts, from which one program a row is
-# enough, and from which programs run in several waves
-MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES = 16, 64, 512, 1024
+# enough, from which programs run in several waves, and from which most requests have a single part, so that most programs
+# have nothing to do
+MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES, MERGE_SINGLE = 16, 64, 512, 1024, 8192
 
 
 def merge_tiling(rows: int, width: int) -> MergeTiling:
@@ -176,7 +178,8 @@ def merge_tiling(rows: int, width: int) -> MergeTiling:
         return MergeTiling(min(columns, 64), 8, num_warps=1)
     if rows < MERGE_WAVES:
         return MergeTiling(columns, max(4096 // columns, 1))
-    return MergeTiling(columns, max(2048 // columns, 1), num_warps=2)
+    parts = max(2048 // columns, 1)
+    return MergeTiling(columns, parts, num_warps=2, block_rows=1 if rows < MERGE_SINGLE else 4)
 
 
 def num_parts(

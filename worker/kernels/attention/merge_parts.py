@@ -48,7 +48,8 @@ def merge_parts(
     `tiles` replaces `merge_tiling`, for benchmarks."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)
-    merge_kernel[(requests * rows, triton.cdiv(width, tiles.block_width))](
+    row_blocks = triton.cdiv(rows, tiles.block_rows)
+    merge_kernel[(requests * row_blocks, triton.cdiv(width, tiles.block_width))](
         partial_out,
         partial_lse,
         schedule.block_starts,
@@ -64,6 +65,7 @@ def merge_parts(
         WIDTH=width,
         BLOCK_WIDTH=tiles.block_width,
         BLOCK_PARTS=tiles.block_parts,
+        BLOCK_ROWS=tiles.block_rows,
         SETTLED=settled,
         num_warps=tiles.num_warps,
         **launch_options(),
@@ -88,13 +90,16 @@ def merge_kernel(
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """Merges the partial results of one row. The attention kernel has written rows with a single part."""
+    """Merges the partial results of BLOCK_ROWS rows, one after the other, the last row again behind it. The attention kernel has
+    written rows with a single part."""
     if not SETTLED:
         wait_for_previous()
-    request = tl.program_id(0) // ROWS
-    row = tl.program_id(0) % ROWS
+    ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
+    request = tl.program_id(0) // ROW_BLOCKS
+    first_row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     inside = columns < WIDTH if WIDTH % BLOCK_WIDTH else tl.full([BLOCK_WIDTH], True, tl.int1)
     first, parts = _parts_of(request, True, block_starts, part_size)
@@ -106,40 +111,42 @@ def merge_kernel(
         )
     wait_for_previous()
     if parts + shared_parts > 1:
-        maximum = -1e30
-        total_weight = tl.zeros([BLOCK_PARTS], tl.float32)
-        acc = tl.zeros([BLOCK_PARTS, BLOCK_WIDTH], tl.float32)
-        place = (first + request).to(tl.int64) * ROWS + row
-        acc, total_weight, maximum = _weigh(
-            acc,
-            total_weight,
-            maximum,
-            partial_out + place * WIDTH + columns[None, :],
-            partial_lse + place,
-            parts,
-            inside,
-            ROWS,
-            WIDTH,
-            BLOCK_PARTS,
-        )
-        if shared_out is not None:
-            place = (shared_first + request // GROUP).to(tl.int64) * GROUP + request % GROUP
-            place = place * ROWS + row
+        place = (first + request).to(tl.int64) * ROWS
+        shared_place = (shared_first + request // GROUP).to(tl.int64) * GROUP + request % GROUP
+        shared_place *= ROWS
+        for index in range(BLOCK_ROWS):
+            row = tl.minimum(first_row + index, ROWS - 1)
+            maximum = -1e30
+            total_weight = tl.zeros([BLOCK_PARTS], tl.float32)
+            acc = tl.zeros([BLOCK_PARTS, BLOCK_WIDTH], tl.float32)
             acc, total_weight, maximum = _weigh(
                 acc,
                 total_weight,
                 maximum,
-                shared_out + place * WIDTH + columns[None, :],
-                shared_lse + place,
-                shared_parts,
+                partial_out + (place + row) * WIDTH + columns[None, :],
+                partial_lse + place + row,
+                parts,
                 inside,
-                GROUP * ROWS,
+                ROWS,
                 WIDTH,
                 BLOCK_PARTS,
             )
-        at = (request.to(tl.int64) * ROWS + row) * WIDTH + columns
-        merged = tl.sum(acc, 0) / tl.sum(total_weight, 0)
-        tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)
+            if shared_out is not None:
+                acc, total_weight, maximum = _weigh(
+                    acc,
+                    total_weight,
+                    maximum,
+                    shared_out + (shared_place + row) * WIDTH + columns[None, :],
+                    shared_lse + shared_place + row,
+                    shared_parts,
+                    inside,
+                    GROUP * ROWS,
+                    WIDTH,
+                    BLOCK_PARTS,
+                )
+            at = (request.to(tl.int64) * ROWS + row) * WIDTH + columns
+            merged = tl.sum(acc, 0) / tl.sum(total_weight, 0)
+            tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
