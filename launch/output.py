@@ -39,3 +39,5 @@ class Output:
             # The reader of the output has gone (`| head`). Serving continues without output. The stream leads to
             # /dev/null, so that the interpreter reports no error at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        except OSError:
+            pass  # as on a full disk: this line is lost, and a later one is written when there is room again

@@ -304,6 +304,21 @@ def test_a_prompt_that_is_too_long(worker: FakeWorker) -> None:
         assert_refused(worker, "/v1/completions", json.dumps(body).encode())
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [(path, 2000) for path in ENDPOINTS]
+    # More characters than any 1,024 tokens have: refused before it is tokenized
+    + [(path, 200_000) for path in (*ENDPOINTS, "/v1/messages/count_tokens", "/tokenize")],
+)
+def test_a_text_that_is_too_long_is_named(worker: FakeWorker, path: str, words: int) -> None:
+    body = (ENDPOINTS | OTHERS).get(path, ENDPOINTS["/v1/messages"])
+    (field,) = {"messages", "prompt", "text", "input"} & body.keys()
+    text = "word " * words
+    long = {field: [{"role": "user", "content": text}] if field == "messages" else text}
+    status, answer = send(worker, path, json.dumps(body | long).encode())
+    assert (status, answer["error"]["param"]) == (400, field), answer
+
+
 def test_control_characters_and_strange_text_are_text(worker: FakeWorker) -> None:
     text = (
         "".join(map(chr, range(32))) + "\u202e\u0300\u0300\x7f\ufffe\U0010ffff<｜end▁of▁sentence｜>"

@@ -28,9 +28,12 @@ COMPLETION = msgspec.json.Decoder(CompletionRequest)
         (b'{"max_tokens": 1.5}', "max_tokens"),
         (b'{"max_tokens": "5"}', "max_tokens"),
         (b'{"messages": "hello"}', "messages"),
-        (b'{"messages": [{"content": "x"}]}', "messages[0]"),
+        (b'{"messages": [{"content": "x"}]}', "messages[0].role"),
         (b'{"messages": [{"role": 5}]}', "messages[0].role"),
-        (b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "messages[0].content[0]"),
+        (
+            b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}',
+            "messages[0].content[0].type",
+        ),
         (b'{"stop": [1]}', "stop[0]"),
         (b'{"stream": 1}', "stream"),
         (b'{"n": true}', "n"),
@@ -44,6 +47,13 @@ def test_a_wrong_type_names_its_field(body: bytes, param: str) -> None:
         parse(body, CHAT)
     assert caught.value.body.error.param == param
     assert param in caught.value.body.error.message
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(b'{"max_tokens": 1}', msgspec.json.Decoder(MessagesRequest))
+    error = caught.value.body.error
+    assert (error.param, error.code) == ("messages", "missing_required_parameter")
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,16 @@ def test_clients_recognize_a_long_conversation(
         fit(check(max_tokens=max_tokens), 50, limits(50, total), default=None)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param"),
+    [(49, 2, "max_tokens"), (50, 2, "input"), (50, None, "input"), (90, 10**6, "input")],
+)
+def test_the_longer_field_is_named(prompt: int, max_tokens: int | None, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        fit(check(max_tokens=max_tokens), prompt, limits(50, 60), None, "input")
+    assert caught.value.body.error.param == param
+
+
 def test_a_default_gives_way() -> None:
     sampling = check(max_tokens=None)
     assert fit(sampling, 10, limits(100, 100), default=16) == 16

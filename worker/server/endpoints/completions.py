@@ -82,6 +82,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     handler = RequestHandler(
         service,
         prompts,
+        "prompt",
         sampling,
         DEFAULT_MAX_TOKENS,
         cache_key(body.cache_salt, body.extra_key),

@@ -61,6 +61,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     handler = RequestHandler(
         service,
         prompts,
+        "text" if body.input_ids is None else "input_ids",
         sampling,
         DEFAULT_MAX_TOKENS,
         cache_key(body.cache_salt, body.extra_key),

@@ -70,7 +70,9 @@ async def tokenize(request: web.Request) -> web.Response:
             raise InvalidField("prompt", f"at most {MAX_PROMPTS} prompts")
         special = body.add_special_tokens is not False
         tokens = [
-            await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)
+            await tokenizer.encode(
+                text, context_length=context_length, add_special_tokens=special, field="prompt"
+            )
             for text in texts
         ]
     pieces: list[Any] | None = None

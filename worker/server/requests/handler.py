@@ -51,6 +51,7 @@ class RequestHandler:
 
     service: Service
     prompts: list[list[int]]
+    prompt_field: str  # the client's field, for error messages
     sampling: CheckedSampling
     default_max_tokens: int | None = None
     cache_key: str = ""
@@ -242,7 +243,9 @@ class RequestHandler:
         for index in range(self.size):
             prompt = self.prompts[index // sampling.n]
             rid = self._id if self.size == 1 else f"{self._id}-{index}"
-            max_tokens = fit(sampling, len(prompt), limits, self.default_max_tokens)
+            max_tokens = fit(
+                sampling, len(prompt), limits, self.default_max_tokens, self.prompt_field
+            )
             self._choices.append(self._choice(index, rid, len(prompt), max_tokens))
             requests.append(
                 Generate(

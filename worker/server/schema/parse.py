@@ -11,6 +11,7 @@ from mla_router.worker.server.errors import InvalidField, InvalidRequest
 
 # The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -21,10 +22,14 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         location = _LOCATION.search(str(error))
-        if location is None:
-            raise InvalidRequest(f"The body has the wrong type: {error}") from None
-        path = location["path"]
-        raise InvalidField(path, f"{str(error)[: location.start()]}") from None
+        path = location["path"] if location else ""
+        message = str(error)[: location.start()] if location else str(error)
+        if missing := _MISSING.match(message):
+            field = f"{path}.{missing['name']}" if path else missing["name"]
+            raise InvalidField(field, "must be given", code="missing_required_parameter") from None
+        if not path:
+            raise InvalidRequest(f"The body has the wrong type: {message}") from None
+        raise InvalidField(path, message) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

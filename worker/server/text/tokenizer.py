@@ -56,14 +56,20 @@ class Tokenizer:
         self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
 
     async def encode(
-        self, text: str, *, context_length: int, add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        context_length: int,
+        add_special_tokens: bool = True,
+        field: str | None = None,
     ) -> list[int]:
-        """Returns the token ids of a raw prompt, with the BOS token if the model has one. Raises InvalidRequest."""
-        return await self._encode(text, add_special_tokens, context_length)
+        """Returns the token ids of a raw prompt, with the BOS token if the model has one. Raises InvalidRequest for
+        `field`."""
+        return await self._encode(text, add_special_tokens, context_length, field)
 
     async def encode_rendered(self, text: str, *, context_length: int) -> list[int]:
         """Returns the token ids of a rendered conversation, which contains its BOS token. Raises InvalidRequest."""
-        return await self._encode(text, False, context_length)
+        return await self._encode(text, False, context_length, None)
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, shown: Collection[str] = ()
@@ -108,11 +114,14 @@ class Tokenizer:
             return tuple(self._byte_of[char] for char in piece)
         return None
 
-    async def _encode(self, text: str, special: bool, context_length: int) -> list[int]:
+    async def _encode(
+        self, text: str, special: bool, context_length: int, field: str | None
+    ) -> list[int]:
         if len(text) > context_length * self._longest_token:
             raise InvalidRequest(
                 f"The input ({len(text)} characters) is longer than the model's context length "
                 f"({context_length} tokens)",
+                param=field,
                 code="context_length_exceeded",
             )
         if len(text) <= MAX_INLINE_CHARS:

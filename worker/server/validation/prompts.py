@@ -38,7 +38,10 @@ async def read_prompts(
         texts = cast("list[str]", items)
         prompts = [
             await service.tokenizer.encode(
-                text, context_length=context_length, add_special_tokens=add_special_tokens
+                text,
+                context_length=context_length,
+                add_special_tokens=add_special_tokens,
+                field=field,
             )
             for text in texts
         ]

@@ -159,7 +159,13 @@ def check_sampling(
     )
 
 
-def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
+def fit(
+    sampling: CheckedSampling,
+    prompt_tokens: int,
+    limits: Ready,
+    default: int | None,
+    prompt_field: str | None = None,
+) -> int:
     """Returns max_tokens for a prompt of `prompt_tokens`. If the client gives no number, it is `default`, or less if the
     context is shorter; with `default` None it is the remaining context. Raises InvalidRequest if the tokens do not fit."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
@@ -175,7 +181,7 @@ def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: i
                 f"This model's maximum context length is {bound} tokens{reason}. However, {prompt_tokens} prompt "
                 f"tokens and {sampling.max_tokens_field} {sampling.max_tokens} make "
                 f"{prompt_tokens + sampling.max_tokens} tokens; shorten the prompt or the output",
-                param=sampling.max_tokens_field,
+                param=sampling.max_tokens_field if room > 0 else prompt_field,
                 code="context_length_exceeded",
             )
         return sampling.max_tokens
@@ -183,6 +189,7 @@ def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: i
         raise InvalidRequest(
             f"The input ({prompt_tokens} tokens) is longer than the model's context length ({bound} tokens{reason}), "
             "which includes at least one output token; shorten the prompt",
+            param=prompt_field,
             code="context_length_exceeded",
         )
     return room if default is None else min(default, room)

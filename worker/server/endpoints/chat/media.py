@@ -44,6 +44,7 @@ async def prompt_tokens(
         text,
         context_length=service.limits.context_length,
         add_special_tokens=add_special_tokens,
+        field=field,
     )
     prompt, _ = await placed(service, prompt, media, field)
     return prompt

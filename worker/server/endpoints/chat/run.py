@@ -106,6 +106,7 @@ async def prepare(
         text,
         context_length=service.limits.context_length,
         add_special_tokens=bool(body.add_special_tokens),  # the chat template has written its own
+        field=names.messages,
     )
     prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
     check_ids(prompt, service.limits.vocab_size, names.messages)
@@ -123,6 +124,7 @@ async def prepare(
     handler = RequestHandler(
         service,
         [prompt],
+        names.messages,
         dataclasses.replace(sampling, constraint=constraint),
         cache_key=cache_key(body.cache_salt, body.extra_key),
         name=check_rid(body.rid, sampling.n),

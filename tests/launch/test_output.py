@@ -1,0 +1,33 @@
+"""Output that cannot be written does not stop the launcher."""
+
+from __future__ import annotations
+
+import os
+
+from mla_router.launch.output import Output
+
+
+def test_a_full_disk_loses_lines_only() -> None:
+    reader, writer = os.pipe()
+    with open("/dev/full", "w") as file:
+        output = Output(file)
+        for number in range(2000):
+            output.worker(0, f"lost {number}")
+        os.dup2(writer, file.fileno())  # there is room again
+        output.launch("after")
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        text = lines.read()
+    assert text.endswith("after\n")
+    assert len(text) < 100_000, "it keeps what it could not write"
+
+
+def test_a_reader_that_leaves_ends_the_output_only() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        output = Output(file)
+        output.plain("read")
+        assert os.read(reader, 100) == b"read\n"
+        os.close(reader)
+        for _ in range(3):
+            output.plain("unread")
