@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -88,6 +89,8 @@ def main(
         listeners, config = listen(config)
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += "; give another --port, or --port 0 for any free one"
         print(f"error: --host {config.host} --port {config.port}: {reason}", file=sys.stderr)
         return EXIT_FAILED
     setproctitle(f"mla_router server {config.name}")

@@ -61,8 +61,28 @@ def test_the_memory_of_a_step_comes_before_the_cache(
     assert cache_bytes(GIB) == cache_bytes(0)  # it fits into them
     assert cache_bytes(4 * GIB) < 2 * GIB
     assert cache_bytes(4 * GIB) == cache_bytes(4 * GIB, fraction=0.9)
-    with pytest.raises(ConfigError, match="no room for KV cache"):
+    with pytest.raises(ConfigError, match=r"no room for KV cache.*lower --max-running-requests"):
         cache_bytes(6 * GIB)
+    with pytest.raises(
+        ConfigError, match=r"6\.0 of 10\.0 GiB are free, and 7\.0 stay free.*raise --mem-frac"
+    ):
+        cache_bytes(0, fraction=0.3)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_memory_of_other_processes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, others: int
+) -> None:
+    """Two workers on one GPU: each counts the memory of both."""
+    own = 4
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: own * GIB)
+    free = (10 - own - others) * GIB - GIB // 2  # the rest is the context of this process
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 10 * GIB))
+    planned(tmp_path, "v3", CUDA, mem_fraction_static=0.9)
+    assert ("Other processes use 1.5 of the 10.0 GiB" in caplog.text) == (others > 0)
+    if others:
+        with pytest.raises(ConfigError, match=r"other processes use 1\.5 or more"):
+            planned(tmp_path, "v3", CUDA, mem_fraction_static=0.5)
 
 
 def test_half_of_the_layers_keep_a_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,6 +26,8 @@ _IMAGE_TILES = 8
 _GIB = 1 << 30
 # For allocations of libraries, and for memory that is lost between tensors of different sizes
 _SPARE = 3 * _GIB // 4
+# Of this process, beside torch's allocations: the CUDA context, kernels, libraries and their buffers. Less than this
+_OWN_CONTEXT = 2 * _GIB
 
 
 def plan_capacity(
@@ -50,9 +52,26 @@ def plan_capacity(
     kinds = 1 if window is None else 2
     # Rows of one kind of layers: with window pages, a token needs a row of each kind
     tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
+    reason, mend = "", "--max-total-tokens"
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device) - _OWN_CONTEXT
+        if others > 0:
+            logger.warning(
+                "Other processes use %.1f of the %.1f GiB of this GPU or more, which count in --mem-fraction-static. Of two "
+                "workers on a GPU, start the second one when the first is ready, and with a larger fraction, of both "
+                "together",
+                others / _GIB,
+                total / _GIB,
+            )
         outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
+        reason = (
+            f": {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free, and {outside / _GIB:.1f} stay free for the steps"
+            + (f"; other processes use {others / _GIB:.1f} or more" if others > 0 else "")
+        )
+        mend = "--mem-fraction-static"
+        if working_bytes + _SPARE == outside:
+            mend = "--tp-size, lower --max-running-requests or --max-prefill-tokens"
         fitting = max(0, int(free - outside)) * kinds // token_bytes
         if tree := config.tree:
             fitting = max(0, fitting - tree.cache_rows - config.page_size)
@@ -62,8 +81,7 @@ def plan_capacity(
     num_pages = tokens // config.page_size
     if num_pages < kinds:
         raise ConfigError(
-            f"no room for KV cache ({token_bytes} bytes a token): raise --mem-fraction-static or "
-            f"--max-total-tokens, or lower --page-size"
+            f"no room for KV cache ({token_bytes} bytes a token){reason}; raise {mend}, or lower --page-size"
         )
     capacity = replace(
         capacity_without_pages(config, context_length, window, device, takes_images=takes_images),
