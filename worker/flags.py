@@ -16,6 +16,9 @@ from mla_router.worker.config import WorkerConfig, secrets_of_environment
 _FIELDS = dataclasses.fields(WorkerConfig)
 
 
+ROUTER_PREFIX = "--router-"
+
+
 class Parser(argparse.ArgumentParser):
     """Prints errors in one line, with a similar flag if there is one. --help has `examples` (text, flags)."""
 
@@ -39,9 +42,14 @@ class Parser(argparse.ArgumentParser):
         if not (unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message)):
             return " (--help shows every flag)"
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        names = [name for action in shown for name in action.option_strings]
-        close = get_close_matches(unknown[1], names, n=1)
-        return f"; did you mean {close[0]}?" if close else " (--help shows every flag)"
+        # The flags of the router have a prefix in launch_server, which many leave out, and which is no similarity.
+        names = {
+            name.replace(ROUTER_PREFIX, "--"): name
+            for action in reversed(shown)
+            for name in action.option_strings
+        }
+        close = get_close_matches(unknown[1].replace(ROUTER_PREFIX, "--"), names, n=1, cutoff=0.7)
+        return f"; did you mean {names[close[0]]}?" if close else " (--help shows every flag)"
 
 
 def add_flags(

@@ -41,7 +41,8 @@ impl Endpoint {
         Self::Admin,
     ];
 
-    /// The endpoint of a request. Fails with `MethodNotAllowed` for a wrong method on a data-plane path.
+    /// The endpoint of a request. Fails with `MethodNotAllowed` for a wrong method on a data-plane path, and with
+    /// `NotFound` for methods without a body on a path of /v1 that the router does not know.
     pub fn of(method: &Method, path: &str) -> Result<Self, Error> {
         let endpoint = match path {
             "/v1/chat/completions" => Self::ChatCompletions,
@@ -60,6 +61,8 @@ impl Endpoint {
         };
         if method.as_str() == endpoint.method() {
             Ok(endpoint)
+        } else if endpoint == Self::OtherV1 {
+            Err(Error::NotFound(path.to_owned()))
         } else {
             Err(Error::MethodNotAllowed { allow: Some(endpoint.method()) })
         }

@@ -49,13 +49,13 @@ pub enum Error {
     ForeignOrigin(String),
     #[error("unknown path: {0}")]
     NotFound(String),
-    #[error("this path does not take that method")]
+    #[error("this path does not take that method{}", allow.map(|allow| format!("; use {allow}")).unwrap_or_default())]
     MethodNotAllowed { allow: Option<&'static str> },
     #[error("worker {0} is already registered")]
     WorkerExists(String),
     #[error("no worker {0} is registered")]
     WorkerUnknown(String),
-    #[error("no worker is healthy; waited {waited:?} for one")]
+    #[error("no worker is healthy{}", if waited.is_zero() { String::new() } else { format!("; waited {waited:?} for one") })]
     NoHealthyWorker { waited: Duration },
     #[error("{limit} requests already wait for a worker")]
     QueueFull { limit: usize, retry_after: u64 },
@@ -225,7 +225,11 @@ impl Refusal {
 /// Why a router did not start. The message is one line.
 #[derive(Debug, Error)]
 pub enum StartError {
-    #[error("cannot listen on {host}:{port}: {source}")]
+    #[error("cannot listen on {host}:{port}: {source}{}", if source.kind() == io::ErrorKind::AddrInUse {
+        "; give another --port, or --port 0 for any free one"
+    } else {
+        ""
+    })]
     Listen { host: String, port: u16, source: io::Error },
     #[error(
         "without a key, every client that can reach {host} could use the workers: set --api-key (or \

@@ -211,6 +211,8 @@ def test_sglang_short_names(model: Path) -> None:
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),
+        (["--policy", "x"], "--policy x; did you mean --router-policy?"),
+        (["--router-foo", "3"], "--router-foo 3 (--help shows every flag)"),
         (["--max-running", "5"], "--max-running"),  # no abbreviations
         (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype"),
     ],

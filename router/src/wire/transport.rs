@@ -14,9 +14,11 @@ use tokio::{
 };
 use tokio_rustls::TlsStream;
 
-/// Keepalive of idle connections. A peer whose machine or network has failed is detected within half a minute.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Keepalive of idle connections. A peer whose machine or network has failed is detected within half a minute. The user
+/// timeout ends a connection whose probes have no answer, so it leaves time for several of them: a network may drop one,
+/// and Linux drops most of a thousand that leave a machine at once.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(8);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(4);
 /// Time limit for bytes that the peer does not acknowledge or does not read.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dead_peer_is_detected_within_half_a_minute() {
+    async fn a_dead_peer_is_detected_within_half_a_minute_and_two_lost_probes_are_none() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let stream = TcpStream::connect(address).await.expect("it listens");
@@ -122,5 +124,7 @@ mod tests {
         let first = socket.tcp_keepalive_time().expect("a socket");
         let interval = socket.tcp_keepalive_interval().expect("a socket");
         assert!(unacknowledged.max(first + interval) + interval <= Duration::from_secs(30));
+        // The third probe leaves before the timeout.
+        assert!(first + interval * 2 < unacknowledged);
     }
 }

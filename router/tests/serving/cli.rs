@@ -15,6 +15,7 @@ fn occupied_port_is_a_one_line_error() {
         "{message}"
     );
     assert!(message.contains("in use"), "{message}");
+    assert!(message.contains("give another --port"), "{message}");
 }
 
 #[test]

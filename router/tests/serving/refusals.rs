@@ -48,7 +48,7 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    for path in ["/", "/nothing", "/v2/chat/completions", "/workers/1/x"] {
+    for path in ["/", "/nothing", "/v2/chat/completions", "/workers/1/x", "/v1/x"] {
         let answer = client.get(path).await;
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{path}");
         assert_eq!(answer.error_code(), "unknown_path");

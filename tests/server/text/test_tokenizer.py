@@ -124,3 +124,10 @@ def test_a_folder_without_a_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=str(folder)):
         Tokenizer(folder)
+
+
+def test_a_folder_without_tokenizer_files(tmp_path: Path) -> None:
+    """The message is one line, and says which flag helps."""
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json .* --tokenizer-path") as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)

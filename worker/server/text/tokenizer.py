@@ -35,7 +35,13 @@ class Tokenizer:
         try:
             loaded = read_folder(folder)
         except Exception as error:  # transformers raises whatever the file's reader raised
-            raise TokenizerError(f"{folder}: no usable tokenizer ({error})") from error
+            if (folder / "tokenizer.json").exists():
+                reason = "no usable tokenizer"
+            else:
+                reason = (
+                    "no tokenizer.json in this folder; give one that has it as --tokenizer-path"
+                )
+            raise TokenizerError(f"{folder}: {reason} ({' '.join(str(error).split())})") from error
         backend, templates = loaded.backend, loaded.templates
         if chat_template is not None:
             templates = {"default": chat_template.read_text(encoding="utf-8")}
