@@ -141,7 +141,7 @@ from mla_router.worker.scheduler.__main__ import main
 for flag in sys.argv[2:]:
     child = os.fork()
     if child == 0:
-        sys.exit(main([sys.argv[1], flag]))
+        os._exit(main([sys.argv[1], flag]))
     print(flag, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 

@@ -7,6 +7,7 @@ disk is `target/triton`: a second run compiles only kernels whose source, consta
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import json
 import os
@@ -97,12 +98,17 @@ def _serve(result: Path, errors: Path) -> None:
     from triton.runtime.cache import triton_key
 
     triton_key()  # a hash of the compiler, which otherwise each fork computes
+    import mla_router.worker.engine.loader  # noqa: F401  # all kernels
+
+    gc.collect()
+    gc.freeze()  # the collections of a fork skip what it shares
     for line in sys.stdin:
         number, source, name = json.loads(line)
         child = os.fork()
         if child == 0:
             _compile(result, errors, source, name)
-            return
+            # The end of an interpreter with torch takes longer than most compilations.
+            os._exit(0)
         _, status = os.waitpid(child, 0)
         print(json.dumps([number, os.waitstatus_to_exitcode(status)]), flush=True)
 
