@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -189,4 +190,8 @@ def _start_grammars(config: WorkerConfig, masks: int | None) -> Grammars | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # The end of an interpreter with torch takes up to a second, for which the API process would wait.
+    os._exit(status)
