@@ -85,11 +85,11 @@ mutants: build-for-tests ## mutation tests: changes to the sources that no test 
 # In .venv, where a .pth file starts it in child processes as well.
 COVERAGE := $(BIN)/python -m coverage
 .PHONY: coverage
-coverage: build-for-tests ## lines of worker and launch that no test runs, child processes included; ARGS="tests/grammar" for some
+coverage: build-for-tests ## lines of worker and launch that no test runs, child processes included; ARGS="tests/grammar" for some, KEEP=1 adds to earlier runs
 	$(BIN)/uv pip install --quiet --system-certs coverage==7.17.4
-	$(COVERAGE) erase
+	$(if $(KEEP),,$(COVERAGE) erase)
 	-$(COVERAGE) run -m pytest -n auto --dist worksteal $(ARGS)
-	$(COVERAGE) combine --quiet
+	$(COVERAGE) combine --quiet --append
 	$(COVERAGE) report
 
 .PHONY: coverage-rust
