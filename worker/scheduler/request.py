@@ -8,10 +8,11 @@
         |                   | `------------------+---------- retract -----------|
         `-------------------`--------------------+---------- finish ------------+--> FINISHED
 
-A request without images starts as COMPILING, and without a grammar as WAITING. A request is retracted when others need its memory: it waits again, and
-later computes again the tokens that are no longer in the prefix cache, its output included. A request jumps when its
-grammar forces several tokens: they are computed like tokens of a prompt. A finish (EOS, length, abort, error) is legal
-in every live state and takes effect at once: the tokens of up to two launched steps for the request are dropped.
+A request without images starts as COMPILING, and without a grammar as WAITING. A request is retracted when others need its
+memory: it waits again, and later computes again the tokens that are no longer in the prefix cache, its output included. A
+request jumps when its grammar forces several tokens: they are computed like tokens of a prompt. A finish (EOS, length,
+abort, error) is legal in every live state and takes effect at once: the tokens of up to two launched steps for the request
+are dropped.
 
 A retraction or a finish frees slot and pages at once, because the device runs all work in order: the step of the next
 owner is launched later (`worker/engine/slots.py`).
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 
 from mla_router.worker.core import (
@@ -54,118 +56,70 @@ _NEXT = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """Counts tokens twice: those in launched steps, and those whose results are known."""
 
-    __slots__ = (
-        "accepted",
-        "allocated_tokens",
-        "arrival",
-        "arrived_at",
-        "cache_salt",
-        "cached_at",
-        "cached_tokens",
-        "computed_length",
-        "context",
-        "finish_reason",
-        "first_delta_sent",
-        "first_read",
-        "grammar",
-        "has_passed",
-        "images",
-        "is_jumping",
-        "launched_outputs",
-        "launched_prompt",
-        "least_outputs",
-        "logprobs_until",
-        "max_tokens",
-        "model_prompt",
-        "node",
-        "num_cached",
-        "output",
-        "overtaken",
-        "pages",
-        "prediction",
-        "prefix_pages",
-        "priority",
-        "prompt",
-        "prompt_logprobs",
-        "queue_seconds",
-        "rid",
-        "sampling",
-        "server",
-        "slot",
-        "state",
-        "tokens_per_row",
-        "tree_pages",
-        "was_retracted",
-    )
+    rid: str
+    model_prompt: list[int]
+    sampling: SamplingParams
+    _: KW_ONLY
+    output: list[int] = field(default_factory=list)
+    cache_salt: str = ""
+    priority: int = 0
+    arrival: int = 0  # sequence number: smaller is older
+    grammar: Grammar | None = None
+    server: int = 0  # number of the server process that sent it
+    images: Sequence[PlacedImage] = ()
+    tokens_per_row: int = 1  # most tokens of one decode step
+    prediction: Sequence[int] = ()
 
-    def __init__(
-        self,
-        rid: str,
-        prompt: list[int],
-        sampling: SamplingParams,
-        *,
-        output: Sequence[int] = (),
-        cache_salt: str = "",
-        priority: int = 0,
-        arrival: int = 0,
-        grammar: Grammar | None = None,
-        server: int = 0,
-        images: Sequence[PlacedImage] = (),
-        tokens_per_row: int = 1,
-        prediction: Sequence[int] = (),
-    ) -> None:
-        self.rid = rid
-        self.model_prompt = prompt
-        self.prompt = _with_keys(prompt, images) if images else prompt  # for prefix caches
-        self.sampling = sampling
-        self.max_tokens = sampling.max_tokens
-        self.cache_salt = cache_salt
-        self.priority = priority
-        self.arrival = arrival  # sequence number: smaller is older
-        self.grammar = grammar
-        self.images = images
-        self.prediction = prediction
-        self.accepted = 0  # drafts
-        self.server = server  # number of the server process that sent it
-        self.tokens_per_row = tokens_per_row  # most tokens of one decode step
+    # The state of the request; no arguments
+    prompt: list[int] = field(init=False)  # for prefix caches: with the keys of images
+    context: list[int] = field(init=False)  # all tokens that are known before it runs
+    max_tokens: int = field(init=False)
+    state: State = field(init=False)
+    finish_reason: FinishReason | None = None
+    accepted: int = 0  # drafts
+
+    launched_prompt: int = 0  # context tokens that are cached or in launched steps
+    launched_outputs: int = 0  # most output tokens after the launched steps
+    least_outputs: int = 0  # the same, if they accept no draft
+    computed_length: int = 0  # tokens whose KV cache is computed
+
+    # Those of prompt[prompt_logprobs_from:] so far; None: it has none
+    prompt_logprobs: Logprobs | None = field(init=False)
+    # Prompt tokens before this index have their logprob or need none. The first token never has one.
+    logprobs_until: int = field(init=False)
+
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    allocated_tokens: int = 0  # capacity of its pages
+    first_read: int = 0  # index of its first page whose window page it reads (`window_pages.py`)
+    tree_pages: int = 0  # leading pages that belong to the prefix cache
+    node: Node | None = None  # the last node of its tree pages, locked by this request
+    prefix_pages: tuple[int, ...] | None = None  # cached `prefix_key`
+    num_cached: int = 0  # context tokens found in the prefix cache at its first admission
+    was_retracted: bool = False
+    is_jumping: bool = False  # in prefill after a jump: its grammar has forced several tokens
+    first_delta_sent: bool = False
+
+    arrived_at: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0  # from its arrival to its first admission
+    has_passed: bool = False  # it was admitted while an older request waited for memory
+    overtaken: int = 0  # later requests that were admitted before it
+    cached_at: int = -1  # version of the prefix cache at the last look-up of `cached_tokens`
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        prompt, wanted = self.model_prompt, self.sampling.prompt_logprobs_from
+        self.prompt = _with_keys(prompt, self.images) if self.images else prompt
+        self.output = list(self.output)
+        self.context = self.prompt + self.output
+        self.max_tokens = self.sampling.max_tokens
         self.state = self.first_state
-        self.finish_reason: FinishReason | None = None
-        self.output = list(output)
-        self.context = self.prompt + self.output  # all tokens that are known before it runs
-
-        self.launched_prompt = 0  # context tokens that are cached or in launched steps
-        self.launched_outputs = 0  # most output tokens after the launched steps
-        self.least_outputs = 0  # the same, if they accept no draft
-        self.computed_length = 0  # tokens whose KV cache is computed
-
-        wanted = sampling.prompt_logprobs_from
-        self.prompt_logprobs = None if wanted is None else Logprobs()  # of prompt[wanted:], so far
-        # Prompt tokens before this index have their logprob or need none. The first token never has one.
+        self.prompt_logprobs = None if wanted is None else Logprobs()
         self.logprobs_until = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
-
-        self.slot = -1
-        self.pages: list[int] = []
-        self.allocated_tokens = 0  # capacity of its pages
-        self.first_read = (
-            0  # index of its first page whose window page it reads (`window_pages.py`)
-        )
-        self.tree_pages = 0  # leading pages that belong to the prefix cache
-        self.node: Node | None = None  # the last node of its tree pages, locked by this request
-        self.prefix_pages: tuple[int, ...] | None = None  # cached `prefix_key`
-        self.num_cached = 0  # context tokens found in the prefix cache at its first admission
-        self.was_retracted = False
-        self.is_jumping = False  # in prefill after a jump: its grammar has forced several tokens
-        self.first_delta_sent = False
-
-        self.arrived_at = time.monotonic()
-        self.queue_seconds = 0.0  # from its arrival to its first admission
-        self.has_passed = False  # it was admitted while an older request waited for memory
-        self.overtaken = 0  # number of later requests that were admitted before it
-        self.cached_at = -1  # version of the prefix cache at the last look-up of `cached_tokens`
-        self.cached_tokens = 0
 
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
