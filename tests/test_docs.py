@@ -9,7 +9,7 @@ from file_sizes import ROOT
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("bench/results/*.md"),
+        *ROOT.glob("bench/**/*.md"),
         *ROOT.glob("deploy/**/*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*.md"),
@@ -57,3 +57,10 @@ def test_every_test_named_in_the_docs_exists() -> None:
     for file, test in named:
         path = ROOT / ("router/tests" if file.startswith("serving/") else "") / file
         assert re.search(rf"(fn|def) {test}\(", path.read_text()), f"{file} has no {test}"
+
+
+def test_every_bench_is_in_the_list_of_benches() -> None:
+    listed = (ROOT / "bench/README.md").read_text()
+    scripts = [path for path in ROOT.glob("bench/*/*.py") if "__main__" in path.read_text()]
+    assert len(scripts) > 50
+    assert [path.name for path in scripts if path.name not in listed] == []
