@@ -26,10 +26,8 @@ from record import record
 from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
-from mla_router.worker.kernels.attention.ragged_attention.kernel import (
-    Tiling,
-    ragged_attention_triton,
-)
+from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
+from mla_router.worker.kernels.attention.ragged_attention.tiling import Tiling
 from mla_router.worker.kernels.kv_cache.gather import kv_gather
 
 NOPE, ROPE, VALUE = 128, 64, 128

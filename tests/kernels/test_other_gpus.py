@@ -20,7 +20,7 @@ from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
-from mla_router.worker.kernels.attention.ragged_attention import kernel as prefill
+from mla_router.worker.kernels.attention.ragged_attention import tiling as prefill
 from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.attention.tree_tail import TreeTail, one_part_each

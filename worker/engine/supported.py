@@ -7,7 +7,7 @@ import torch
 from mla_router.worker.config import ConfigError
 from mla_router.worker.kernels.attention.decode_tiling import MANY_REQUESTS, gqa_tiling, tiling
 from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK
-from mla_router.worker.kernels.attention.ragged_attention.kernel import tiling as prefill_tiling
+from mla_router.worker.kernels.attention.ragged_attention.tiling import tiling as prefill_tiling
 from mla_router.worker.kernels.device import (
     FIRST_WITH_E4M3,
     Limits,

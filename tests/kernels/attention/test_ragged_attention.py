@@ -17,11 +17,8 @@ from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
 from mla_router.worker.kernels.attention.ragged_attention.hopper import ragged_attention_hopper
-from mla_router.worker.kernels.attention.ragged_attention.kernel import (
-    Tiling,
-    ragged_attention_triton,
-    tiling,
-)
+from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
+from mla_router.worker.kernels.attention.ragged_attention.tiling import Tiling, tiling
 from mla_router.worker.kernels.attention.ragged_attention.torch import QUERY_BLOCK
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE

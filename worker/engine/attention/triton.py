@@ -19,7 +19,7 @@ from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
-from mla_router.worker.kernels.attention.ragged_attention.kernel import block_queries
+from mla_router.worker.kernels.attention.ragged_attention.tiling import block_queries
 from mla_router.worker.kernels.attention.shared_prefixes import (
     GROUP,
     SharedPrefixes,
