@@ -22,7 +22,7 @@ LOCKED := @mkdir -p target && flock target/.make.lock $(MAKE) --no-print-directo
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..." for more
