@@ -8,7 +8,11 @@ import pytest
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
-from mla_router.worker.server.validation.sampling import CheckedSampling, check_sampling
+from mla_router.worker.server.validation.sampling import (
+    CheckedSampling,
+    NamedNumber,
+    check_sampling,
+)
 
 VOCAB = 1003  # no multiple of 8
 EOS = frozenset([1])
@@ -17,11 +21,8 @@ EOS = frozenset([1])
 def check(min_tokens: int | None = None, **fields: Any) -> CheckedSampling:
     return check_sampling(
         SamplingFields(**fields),
-        max_tokens=5,
-        max_tokens_field="max_tokens",
-        min_tokens=min_tokens,
-        seed=None,
-        logprobs=False,
+        max_tokens=NamedNumber("max_tokens", 5),
+        min_tokens=NamedNumber("min_tokens", min_tokens),
         vocab_size=VOCAB,
         prefix="sampling_params.",
     )

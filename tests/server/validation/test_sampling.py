@@ -16,6 +16,7 @@ from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.validation.sampling import (
     CheckedSampling,
+    NamedNumber,
     check_priority,
     check_sampling,
     draw_seed,
@@ -33,11 +34,9 @@ def check(
 ) -> CheckedSampling:
     return check_sampling(
         SamplingFields(**fields),
-        max_tokens=max_tokens,
-        max_tokens_field="max_tokens",
-        min_tokens=min_tokens,
-        seed=seed,
-        logprobs=False,
+        max_tokens=NamedNumber("max_tokens", max_tokens),
+        min_tokens=NamedNumber("min_tokens", min_tokens),
+        seed=NamedNumber("seed", seed),
         vocab_size=VOCAB,
     )
 
@@ -142,10 +141,7 @@ def test_the_largest_number_of_biases_is_accepted() -> None:
     fields = SamplingFields(logit_bias={str(token): 1.0 for token in range(1024)})
     checked = check_sampling(
         fields,
-        max_tokens=1,
-        max_tokens_field="max_tokens",
-        seed=None,
-        logprobs=False,
+        max_tokens=NamedNumber("max_tokens", 1),
         vocab_size=2000,
     )
     assert len(checked.params.logit_bias) == 1024

@@ -27,7 +27,7 @@ from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.validation.defaults import fill_in
 from mla_router.worker.server.validation.details import Details
 from mla_router.worker.server.validation.prompts import Truncation, cache_key, read_prompts
-from mla_router.worker.server.validation.sampling import check_sampling
+from mla_router.worker.server.validation.sampling import NamedNumber, WantedLogprobs, check_sampling
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -60,13 +60,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
     truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
     sampling = check_sampling(
         body,
-        max_tokens=1 if wanted.no_answer else body.max_tokens,
-        max_tokens_field="max_tokens",
-        min_tokens=body.min_tokens,
-        seed=body.seed,
-        logprobs=details.wants_logprobs or computed > wanted.n,
-        top_logprobs=details.top,
-        prompt_logprobs_from=1 if shows_prompt or details.prompt_logprobs is not None else None,
+        max_tokens=NamedNumber("max_tokens", 1 if wanted.no_answer else body.max_tokens),
+        min_tokens=NamedNumber("min_tokens", body.min_tokens),
+        seed=NamedNumber("seed", body.seed),
+        logprobs=WantedLogprobs(
+            details.wants_logprobs or computed > wanted.n,
+            details.top,
+            1 if shows_prompt or details.prompt_logprobs is not None else None,
+        ),
         vocab_size=service.limits.vocab_size,
         response_format=body.response_format,
     )

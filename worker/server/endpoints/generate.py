@@ -32,7 +32,13 @@ from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.validation.prompts import cache_key, read_prompts
-from mla_router.worker.server.validation.sampling import CheckedSampling, check_sampling
+from mla_router.worker.server.validation.sampling import (
+    NO_LOGPROBS,
+    CheckedSampling,
+    NamedNumber,
+    WantedLogprobs,
+    check_sampling,
+)
 
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
@@ -117,19 +123,17 @@ def _sampling(body: GenerateRequest, service: Service) -> CheckedSampling:
     if not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidField("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
-    scored = bool(body.return_logprob)
     return check_sampling(
         native,
         # The scheduler generates at least one token. Without an answer it is not shown.
-        max_tokens=1 if body.no_answer else native.max_new_tokens,
-        max_tokens_field="sampling_params.max_new_tokens",
-        min_tokens=native.min_new_tokens,
-        min_tokens_field="sampling_params.min_new_tokens",
-        seed=native.sampling_seed,
-        seed_field="sampling_params.sampling_seed",
-        logprobs=scored,
-        top_logprobs=top if scored else 0,
-        prompt_logprobs_from=start + 1 if scored and start >= 0 else None,
+        max_tokens=NamedNumber(
+            "sampling_params.max_new_tokens", 1 if body.no_answer else native.max_new_tokens
+        ),
+        min_tokens=NamedNumber("sampling_params.min_new_tokens", native.min_new_tokens),
+        seed=NamedNumber("sampling_params.sampling_seed", native.sampling_seed),
+        logprobs=WantedLogprobs(True, top, start + 1 if start >= 0 else None)
+        if body.return_logprob
+        else NO_LOGPROBS,
         vocab_size=service.limits.vocab_size,
         prefix="sampling_params.",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -75,19 +76,37 @@ class CheckedSampling:
         )
 
 
+class NamedNumber(NamedTuple):
+    """A number of a request, and the client's field that has it."""
+
+    field: str
+    value: int | None = None
+
+
+class WantedLogprobs(NamedTuple):
+    """The log-probabilities that a request asks for."""
+
+    of_answer: bool = False
+    top: int = 0  # most likely tokens beside each token
+    prompt_from: int | None = (
+        None  # first prompt token with a logprob; None: no prompt token has one
+    )
+
+
+# Requests without these fields
+MIN_TOKENS = NamedNumber("min_tokens")
+SEED = NamedNumber("seed")
+NO_LOGPROBS = WantedLogprobs()
+
+
 def check_sampling(
     fields: SamplingFields,
     *,
-    max_tokens: int | None,
-    max_tokens_field: str,
-    min_tokens: int | None = None,
-    min_tokens_field: str = "min_tokens",
-    seed: int | None,
-    seed_field: str = "seed",
+    max_tokens: NamedNumber,
+    min_tokens: NamedNumber = MIN_TOKENS,
+    seed: NamedNumber = SEED,
     stop_field: str = "stop",
-    logprobs: bool,
-    top_logprobs: int = 0,
-    prompt_logprobs_from: int | None = None,
+    logprobs: WantedLogprobs = NO_LOGPROBS,
     vocab_size: int,
     response_format: ResponseFormat | None = None,
     prefix: str = "",
@@ -95,33 +114,63 @@ def check_sampling(
     """Checks `fields`. The other arguments have different names in the endpoints. `prefix` is the path of `fields` in
     the body. Raises InvalidRequest, which names the field."""
     refuse_unsupported(fields, prefix)
-
-    temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
-    top_p = _within(fields.top_p, 1.0, 0.0, 1.0, prefix + "top_p", above=True)
-    top_k = 0 if fields.top_k is None else fields.top_k
-    if top_k < -1:
-        raise InvalidField(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
-    if max_tokens is not None and not 1 <= max_tokens <= MAX_INT:
-        raise InvalidField(max_tokens_field, f"must be between 1 and {MAX_INT}")
-    if min_tokens is not None and not 0 <= min_tokens <= (max_tokens or MAX_INT):
-        most = MAX_INT if max_tokens is None else f"{max_tokens_field} ({max_tokens})"
-        raise InvalidField(min_tokens_field, f"must be between 0 and {most}")
-    if seed is not None and not -(2**63) <= seed < 2**63:
-        raise InvalidField(seed_field, "must fit in 64 bits")
+    _check_counts(max_tokens, min_tokens, seed)
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_PROMPTS:
         raise InvalidField(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
-
     interval = fields.stream_interval
     if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
         raise InvalidField(
             prefix + "stream_interval", f"must be between 1 and {MAX_STREAM_INTERVAL}"
         )
+    allowed = AllowedTokens.read(fields.allowed_token_ids, vocab_size, prefix + "allowed_token_ids")
+    params = msgspec.structs.replace(
+        _params(fields, vocab_size, prefix),
+        min_tokens=min_tokens.value or 0,
+        logprobs=logprobs.of_answer,
+        top_logprobs=logprobs.top,
+        prompt_logprobs_from=logprobs.prompt_from,
+        allowed=b"" if allowed is None else allowed.bits,
+    )
+    return CheckedSampling(
+        params=params,
+        max_tokens=max_tokens.value,
+        max_tokens_field=max_tokens.field,
+        seed=None if seed.value is None else seed.value & (2**63 - 1),
+        stop=_stop_strings(fields.stop, prefix + stop_field),
+        ignore_eos=bool(fields.ignore_eos),
+        stop_regex=StopPatterns.read(fields.stop_regex, prefix + "stop_regex"),
+        n=n,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
+        constraint=read_constraint(fields, response_format, prefix),
+        allowed=allowed,
+        stream_interval=interval,
+    )
+
+
+def _check_counts(max_tokens: NamedNumber, min_tokens: NamedNumber, seed: NamedNumber) -> None:
+    most, least = max_tokens.value, min_tokens.value
+    if most is not None and not 1 <= most <= MAX_INT:
+        raise InvalidField(max_tokens.field, f"must be between 1 and {MAX_INT}")
+    if least is not None and not 0 <= least <= (most or MAX_INT):
+        bound = MAX_INT if most is None else f"{max_tokens.field} ({most})"
+        raise InvalidField(min_tokens.field, f"must be between 0 and {bound}")
+    if seed.value is not None and not -(2**63) <= seed.value < 2**63:
+        raise InvalidField(seed.field, "must fit in 64 bits")
+
+
+def _params(fields: SamplingFields, vocab_size: int, prefix: str) -> SamplingParams:
+    """Returns the parameters of the draw and of the logits."""
+    temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
+    top_p = _within(fields.top_p, 1.0, 0.0, 1.0, prefix + "top_p", above=True)
+    top_k = 0 if fields.top_k is None else fields.top_k
+    if top_k < -1:
+        raise InvalidField(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
     repetition_penalty = _within(
         fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
     )
-    allowed = AllowedTokens.read(fields.allowed_token_ids, vocab_size, prefix + "allowed_token_ids")
-    params = SamplingParams(
+    return SamplingParams(
         max_tokens=0,
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
         top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
@@ -135,27 +184,7 @@ def check_sampling(
             fields.presence_penalty, 0.0, -2.0, 2.0, prefix + "presence_penalty"
         ),
         logit_bias=_logit_bias(fields.logit_bias, vocab_size, prefix + "logit_bias"),
-        min_tokens=min_tokens or 0,
         stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
-        prompt_logprobs_from=prompt_logprobs_from,
-        allowed=b"" if allowed is None else allowed.bits,
-    )
-    return CheckedSampling(
-        params=params,
-        max_tokens=max_tokens,
-        max_tokens_field=max_tokens_field,
-        seed=None if seed is None else seed & (2**63 - 1),
-        stop=_stop_strings(fields.stop, prefix + stop_field),
-        ignore_eos=bool(fields.ignore_eos),
-        stop_regex=StopPatterns.read(fields.stop_regex, prefix + "stop_regex"),
-        n=n,
-        skip_special_tokens=fields.skip_special_tokens is not False,
-        keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
-        constraint=read_constraint(fields, response_format, prefix),
-        allowed=allowed,
-        stream_interval=interval,
     )
 
 

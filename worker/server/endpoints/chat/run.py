@@ -21,7 +21,7 @@ from mla_router.worker.server.text.answer import AnswerParser
 from mla_router.worker.server.text.reasoning import begins_inside
 from mla_router.worker.server.validation.details import Details
 from mla_router.worker.server.validation.prompts import Truncation, cache_key, check_ids
-from mla_router.worker.server.validation.sampling import check_sampling
+from mla_router.worker.server.validation.sampling import NamedNumber, WantedLogprobs, check_sampling
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -85,17 +85,18 @@ async def prepare(
     tools = read_tools(body, names.tool)
     details = Details.of(body, _top_logprobs(body))
     truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
-    named = body.max_completion_tokens is not None
+    max_tokens = NamedNumber("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is not None:
+        max_tokens = NamedNumber(names.max_tokens, body.max_completion_tokens)
     sampling = check_sampling(
         body,
-        max_tokens=body.max_completion_tokens if named else body.max_tokens,
-        max_tokens_field=names.max_tokens if named else "max_tokens",
-        min_tokens=body.min_tokens,
-        seed=body.seed,
+        max_tokens=max_tokens,
+        min_tokens=NamedNumber("min_tokens", body.min_tokens),
+        seed=NamedNumber("seed", body.seed),
         stop_field=names.stop,
-        logprobs=details.wants_logprobs,
-        top_logprobs=details.top,
-        prompt_logprobs_from=None if details.prompt_logprobs is None else 1,
+        logprobs=WantedLogprobs(
+            details.wants_logprobs, details.top, None if details.prompt_logprobs is None else 1
+        ),
         vocab_size=service.limits.vocab_size,
         response_format=body.response_format,
     )
