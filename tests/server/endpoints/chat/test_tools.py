@@ -216,7 +216,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
     ("fields", "param"),
     [
         ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [named("")]}, "tools[0].function.name"),
         ({"tools": [named("a b")]}, "tools[0].function.name"),
         ({"tools": [named("a\n")]}, "tools[0].function.name"),
