@@ -36,6 +36,8 @@ from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepP
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep
 
+logger = logging.getLogger(__name__)
+
 WARM_UP = 6  # steps that are not counted
 NOISE_ALONE = 1e6  # a temperature
 Row = dict[str, Any]
@@ -199,6 +201,7 @@ def measure(engine: Engine, args: argparse.Namespace) -> tuple[list[Row], list[R
                 found = measure_decode(engine, size, undrafted, args)
                 row = {"batch_size": size, "drafts": drafts, "acceptance": acceptance}
                 rows.append(row | ({"undrafted": undrafted} if share else {}) | found)
+                logger.info("%s", rows[-1])
     return rows, prompts
 
 

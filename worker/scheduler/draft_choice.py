@@ -12,13 +12,15 @@ than this share and the first stake, for any text, and a trial that loses much i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Steps without drafts that are measured before the first ones with drafts, and again after so many of these: requests grow
 LEARNT, RELEARNT_AFTER = 8, 1024
-# In steps without drafts: the stake of a trial, about four steps with drafts that are all wrong; and the most that drafts may
-# have won, since they would go on for as long after a change of the text
-STAKE, MOST_WON = 6.0, 24.0
+# In steps without drafts: the stake of a trial of one request, about four steps with drafts that are all wrong, and of many: the tokens
+# of a step are a mean over its requests, which chance moves less; and the most that drafts may have won, since they would go on
+# for as long after a change of the text
+STAKE, LEAST_STAKE, MOST_WON = 6.0, 2.0, 24.0
 # Share of the time without drafts that trials may lose. Half of it would find a change of the text half as fast
 ALLOWANCE = 0.01
 _SMOOTHING = 0.2
@@ -28,8 +30,9 @@ _SMOOTHING = 0.2
 class _Range:
     """Decode steps of a range of batch sizes."""
 
+    stake: float
+    account: float
     plain_s: float = 0.0  # smoothed time of a step without drafts; 0 before the first
-    account: float = STAKE
     has_drafts: bool = True
     left: int = LEARNT  # steps without drafts, to measure them
     drafted: int = 0  # steps with drafts since they were measured
@@ -67,7 +70,7 @@ class DraftChoice:
         found.plain_s = _smoothed(found.plain_s, seconds)
         if not found.has_drafts:
             found.account += ALLOWANCE
-            found.has_drafts = found.account >= STAKE
+            found.has_drafts = found.account >= found.stake
 
     def learn(self, requests: int, seconds: float, tokens: float) -> None:
         """Learns from a step that verified or made drafts, or followed one that made them, and gave `tokens` to a
@@ -78,7 +81,16 @@ class DraftChoice:
             found.pay(tokens - seconds / found.plain_s)
 
     def _of(self, requests: int) -> _Range:
-        return self._ranges.setdefault(requests.bit_length(), _Range())
+        bits = requests.bit_length()
+        if bits not in self._ranges:
+            stake = stake_of(1 << max(bits - 1, 0))
+            self._ranges[bits] = _Range(stake, account=stake)
+        return self._ranges[bits]
+
+
+def stake_of(requests: int) -> float:
+    """Returns the stake of a trial with so many requests, in steps without drafts."""
+    return max(LEAST_STAKE, STAKE / math.sqrt(requests))
 
 
 def _smoothed(before: float, now: float) -> float:
