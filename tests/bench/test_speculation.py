@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,13 @@ def test_steps_give_as_many_tokens_as_drafts_are_right(result: dict[str, Any]) -
 def test_answers_are_served_with_the_choice_and_without(result: dict[str, Any]) -> None:
     assert [row["chosen"] for row in result["rows"]] == [False, True]
     assert all(row["tokens_per_s"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_two_ranks_run_the_same_steps(tmp_path: Path) -> None:
+    """In processes of their own: that of rank 0 ends without its teardown."""
+    out = tmp_path / "line.jsonl"
+    flags = [*SMALL, *LIMITS, *STEPS.split(), "--tp-size=2", f"--out={out}"]
+    subprocess.run([sys.executable, speculation.__file__, *flags], check=True, timeout=300)
+    rows = [(row["drafts"], row["tokens"]) for row in json.loads(out.read_text())["rows"]]
+    assert rows == [(0, 1), (2, 1), (2, 3)]
