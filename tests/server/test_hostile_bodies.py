@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mla_router.worker.server.http.body import MAX_VALUES
 from mla_router.worker.server.routes import ROUTES
 from support.fake_worker import FakeWorker
 from support.processes import post_json
@@ -133,7 +134,7 @@ def test_compressed_bodies_are_refused_unopened(
     assert_serves(worker)
 
 
-MANY = 200_000  # more than the context length
+MANY = 100_000  # more than the context length
 MESSAGE = {"role": "user", "content": ""}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": ""}
 CROWDED: list[tuple[str, dict[str, Any]]] = [
@@ -325,6 +326,38 @@ def test_control_characters_and_strange_text_are_text(worker: FakeWorker) -> Non
     )
     body = ENDPOINTS["/v1/chat/completions"] | {"messages": [{"role": "user", "content": text}]}
     status, answer = send(worker, "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 200, answer
+
+
+ITEMS = MAX_VALUES
+SWOLLEN = {
+    "ids": ("/v1/completions", '{"prompt":[' + "1," * ITEMS + "1]}"),
+    "messages": (
+        "/v1/chat/completions",
+        '{"messages":[' + '{"role":"user","content":""},' * (ITEMS // 2) + "{}]}",
+    ),
+    "biases": (
+        "/generate",
+        '{"text":"a","sampling_params":{"logit_bias":{' + '"1":1,' * ITEMS + '"1":1}}}',
+    ),
+    "arrays of one": ("/v1/responses", '{"input":"a","x":[' + "[[[[1]]]]," * (ITEMS // 4) + "1]}"),
+    "objects of one": ("/v1/messages", '{"x":[' + '{"a":{"a":1}},' * (ITEMS // 2) + "1]}"),
+    "tokens": ("/detokenize", '{"tokens":[' + "1," * ITEMS + "1]}"),
+}
+
+
+@pytest.mark.parametrize("name", SWOLLEN)
+def test_millions_of_values_are_not_decoded(worker: FakeWorker, name: str) -> None:
+    """That would stop the streams of others for seconds."""
+    path, body = SWOLLEN[name]
+    status, answer = send(worker, path, body.encode())
+    assert status == 400
+    assert "divide it into several requests" in answer["error"]["message"]
+
+
+def test_long_texts_with_few_values_are_decoded(worker: FakeWorker) -> None:
+    body = ENDPOINTS["/v1/completions"] | {"user": "a, [b] {c} " * (MAX_VALUES // 4)}
+    status, answer = send(worker, "/v1/completions", json.dumps(body).encode())
     assert status == 200, answer
 
 
