@@ -15,9 +15,11 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.validation.sampling import (
+    MAX_PROMPT_LOGPROBS,
     CheckedSampling,
     NamedNumber,
     check_priority,
+    check_prompt_logprobs,
     check_sampling,
     draw_seed,
     fit,
@@ -321,6 +323,16 @@ def test_the_longer_field_is_named(prompt: int, max_tokens: int | None, param: s
     with pytest.raises(InvalidRequest) as caught:
         fit(check(max_tokens=max_tokens), prompt, limits(50, 60), None, "input")
     assert caught.value.body.error.param == param
+
+
+def test_log_probabilities_of_prompts_have_a_limit() -> None:
+    params = SamplingParams(max_tokens=1, top_logprobs=20, prompt_logprobs_from=1)
+    most = MAX_PROMPT_LOGPROBS // 21
+    check_prompt_logprobs(params, [1, most + 1], "prompt")
+    with pytest.raises(InvalidRequest, match="fewer prompts") as caught:
+        check_prompt_logprobs(params, [2, most + 1], "prompt")
+    assert caught.value.body.error.param == "prompt"
+    check_prompt_logprobs(check().params, [10**9], "prompt")
 
 
 def test_a_default_gives_way() -> None:

@@ -38,6 +38,7 @@ from mla_router.worker.server.text.stop_strings import StopMatcher
 from mla_router.worker.server.validation.sampling import (
     CheckedSampling,
     check_priority,
+    check_prompt_logprobs,
     draw_seed,
     fit,
 )
@@ -239,6 +240,8 @@ class RequestHandler:
         check_backlog(config, limits, service.scheduler, self.size)
         if self.replay is not None:
             self.replay.check(self.size, limits.vocab_size)
+        lengths = list(map(len, self.prompts))
+        check_prompt_logprobs(sampling.params, lengths * sampling.n, self.prompt_field)
         requests = []
         for index in range(self.size):
             prompt = self.prompts[index // sampling.n]

@@ -32,6 +32,8 @@ SHOWN_KEYS, SHOWN_CHARS = 8, 32  # limits of the wrong keys in an error message
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 100
 MAX_STREAM_INTERVAL = 4096
+# Of the prompts of a request: their text is made at once, while other requests wait.
+MAX_PROMPT_LOGPROBS = 1 << 22
 
 # Below this, logits divided by the temperature overflow. Sampling is greedy there anyway.
 MIN_TEMPERATURE = 1e-6
@@ -222,6 +224,20 @@ def fit(
             code="context_length_exceeded",
         )
     return room if default is None else min(default, room)
+
+
+def check_prompt_logprobs(params: SamplingParams, lengths: list[int], field: str) -> None:
+    """Raises InvalidField for more log-probabilities than an answer may hold. `lengths`: the tokens of the prompt of each
+    choice."""
+    if (start := params.prompt_logprobs_from) is None:
+        return
+    values = sum(max(length - start, 0) for length in lengths) * (1 + params.top_logprobs)
+    if values > MAX_PROMPT_LOGPROBS:
+        raise InvalidField(
+            field,
+            f"{values} log-probabilities of prompts are more than {MAX_PROMPT_LOGPROBS}: send fewer prompts in a "
+            "request, or ask for fewer tokens at each position",
+        )
 
 
 def check_priority(priority: int | None, *, enabled: bool) -> None:
