@@ -75,9 +75,12 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(error)
     except web.HTTPException as error:
         kept = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return json_response(
-            of_status(error.status, error.reason), status=error.status, headers=kept
-        )
+        reason = error.reason
+        if error.status == 404:
+            reason = f"unknown path: {request.rel_url.raw_path[:200]}"
+        elif kept:
+            reason = f"this path takes {kept['Allow']}, not {request.method[:20]}"
+        return json_response(of_status(error.status, reason), status=error.status, headers=kept)
     except ConnectionError:
         # The client left during its upload. Only the access log sees this status.
         return web.Response(status=CLIENT_CLOSED_REQUEST)
