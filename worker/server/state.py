@@ -12,9 +12,9 @@ from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.heartbeat_watch import RanksWatch
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import NotFound, Unavailable
-from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.media.reader import MediaReader

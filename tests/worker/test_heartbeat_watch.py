@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from mla_router.worker import heartbeat_watch
 from mla_router.worker.heartbeat import Heartbeat
-from mla_router.worker.server.ipc import heartbeat_watch
-from mla_router.worker.server.ipc.heartbeat_watch import Activity, HeartbeatWatch, activity
+from mla_router.worker.heartbeat_watch import Activity, HeartbeatWatch, activity
 from support import processes
 from support.processes import wait_until
 
