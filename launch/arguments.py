@@ -20,6 +20,7 @@ from mla_router import __version__
 from mla_router.worker import flags as worker_flags
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.host import default_server_processes
+from mla_router.worker.nodes.secret import derive
 
 # The launcher sets these for each worker, so they are not flags.
 PER_WORKER = frozenset({"host", "port", "worker_id", "attn_dp_size", "attn_dp_rank"})
@@ -54,16 +55,33 @@ class Options:
     without_effect: Sequence[str] = ()  # flags without effect, with the reasons
     ray_address: str = ""  # of the Ray cluster for the workers; empty: they run on this machine
 
-    def worker(self, index: int, port: int) -> WorkerConfig:
-        """Returns the settings of one worker: its port, its devices, its share of the cores."""
+    @property
+    def workers_here(self) -> range:
+        """The workers on this node: all, but with --nnodes and DP attention its DP ranks."""
         common = self.every_worker
-        cores = max(1, len(os.sched_getaffinity(0)) // self.dp_size)
+        return common.dp_ranks_here if common.attn_dp_size > 1 else range(self.dp_size)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether workers are on several nodes of --nnodes, as with DP attention."""
+        return self.every_worker.nnodes > 1 and self.every_worker.attn_dp_size > 1
+
+    def shared_key(self, purpose: str) -> str:
+        """Returns a key for this purpose that all nodes of --nnodes know, and nobody without their secret."""
+        return derive(self.every_worker.dist_key, purpose).hex()
+
+    def worker(self, index: int, port: int, host: str = WORKER_HOST) -> WorkerConfig:
+        """Returns the settings of one worker: its address, its devices, its share of the cores."""
+        common = self.every_worker
+        cores = max(1, len(os.sched_getaffinity(0)) // len(self.workers_here))
+        place = index - self.workers_here.start
         return dataclasses.replace(
             common,
+            host=host,
             port=port,
             worker_id=f"worker-{index}",
             attn_dp_rank=index if common.attn_dp_size > 1 else 0,
-            base_gpu_id=common.base_gpu_id + index * len(common.ranks_here),
+            base_gpu_id=common.base_gpu_id + place * len(common.ranks_here),
             cpu_threads=common.cpu_threads or max(1, cores // len(common.ranks_here)),
             tokenizer_worker_num=common.tokenizer_worker_num
             or default_server_processes(common.device, cores),
@@ -157,17 +175,15 @@ def parse(
         parser.error(str(error))
     if namespace.enable_dp_attention:
         _check_dp_attention(parser, every_worker, uses_ray=namespace.use_ray)
-    if every_worker.nnodes > 1 and namespace.dp_size > 1 and not namespace.use_ray:
+    elif every_worker.nnodes > 1 and namespace.dp_size > 1 and not namespace.use_ray:
         parser.error(
-            f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker; start launchers "
-            f"with other ports for the others, and mla_router.launch_router in front of all"
+            f"--dp-size {namespace.dp_size}: with --nnodes {every_worker.nnodes} a launcher has one worker, or the DP ranks of "
+            f"{DP_ATTENTION}; start launchers with other ports for the others, and mla_router.launch_router in front of all"
         )
     if namespace.use_ray:
         _check_ray(parser, namespace)
     elif namespace.ray_address:
         parser.error(f"--ray-address {namespace.ray_address}: give --use-ray as well")
-    if not every_worker.replay_key:
-        every_worker = dataclasses.replace(every_worker, replay_key=secrets.token_hex(32))
     given = {
         flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in _forwarded(router_flags)
     }
@@ -176,7 +192,7 @@ def parse(
         for name, why in ignored.items()
         if getattr(namespace, _dest(name)) is not None
     ]
-    return Options(
+    options = Options(
         host=namespace.host,
         port=namespace.port,
         dp_size=namespace.dp_size,
@@ -185,6 +201,12 @@ def parse(
         every_worker=every_worker,
         without_effect=[*worker_flags.without_effect(namespace), *without_effect],
         ray_address=(namespace.ray_address or "auto") if namespace.use_ray else "",
+    )
+    if every_worker.replay_key:
+        return options
+    key = options.shared_key("replay") if options.spans_nodes else secrets.token_hex(32)
+    return dataclasses.replace(
+        options, every_worker=dataclasses.replace(every_worker, replay_key=key)
     )
 
 
@@ -208,13 +230,12 @@ def _check_dp_attention(
 ) -> None:
     for flag, is_set, remedy in (
         ("--dp-size 1", config.attn_dp_size == 1, "give the number of DP ranks, 2 or more"),
-        (
-            f"--nnodes {config.nnodes}",
-            config.nnodes > 1,
-            "DP ranks are on one machine; leave one of both out",
-        ),
         ("--enable-torch-compile", config.enable_torch_compile, "leave it out"),
-        ("--use-ray", uses_ray, "DP ranks are on one machine; leave it out"),
+        (
+            "--use-ray",
+            uses_ray,
+            "Ray places single workers; leave it out, and start the nodes by --nnodes",
+        ),
     ):
         if is_set:
             parser.error(f"{DP_ATTENTION} with {flag}: {remedy}")

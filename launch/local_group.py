@@ -1,31 +1,52 @@
-"""The DP ranks of a group as child processes of the launcher: workers that start and end together."""
+"""The DP ranks of a group as child processes of the launcher: workers that start and end together. With --nnodes the DP
+ranks of the other nodes belong to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.process import describe_exit
-from mla_router.launch.supervisor import End
-from mla_router.worker.config import WorkerConfig
+from mla_router.launch.supervisor import USAGE_ERROR, End
+from mla_router.worker.config import ConfigError, WorkerConfig
+
+if TYPE_CHECKING:
+    from mla_router.worker.dp_group import DpGroup
+    from mla_router.worker.nodes.remote_node import Node
 
 Show = Callable[[str], None]
+# Gets the number of a node that has come, and the addresses of its workers
+OnUrls = Callable[[int, Sequence[str]], None]
 
 
 class LocalGroup:
     """A `Worker` of this machine, with a process for each DP rank. Each line of their output goes to its `Show`."""
 
-    def __init__(self, members: Sequence[tuple[WorkerConfig, Sequence[str], Show]]) -> None:
-        """`members`: settings, command and output of each DP rank."""
+    def __init__(
+        self,
+        members: Sequence[tuple[WorkerConfig, Sequence[str], Show]],
+        on_urls: OnUrls = lambda _node, _urls: None,
+    ) -> None:
+        """`members`: settings, command and output of each DP rank on this machine."""
         self._members = members
+        self._on_urls = on_urls
         self._running: list[LocalWorker] = []
 
     async def run(self, on_ready: Callable[[str], None]) -> End:
-        """Runs the DP ranks until one ends, and kills the others."""
-        # Not at the top: without its packages `launch_server` still says which are missing
-        from mla_router.worker.dp_group import dp_groups
+        """Runs the DP ranks until one ends, or another node, and kills the others."""
+        try:
+            # What they share lasts as long as this run: a group that starts again gets new ones
+            async with self._shared() as (groups, nodes):
+                return await self._run(groups, nodes, on_ready)
+        except ConfigError as error:  # --dist-init-addr
+            return End(USAGE_ERROR, f"cannot start: {error}")
 
+    async def _run(
+        self, groups: Sequence[DpGroup], nodes: Sequence[Node], on_ready: Callable[[str], None]
+    ) -> End:
         ready: list[str] = []
 
         def one_is_ready(process: str) -> None:
@@ -33,24 +54,51 @@ class LocalGroup:
             if len(ready) == len(self._members):
                 on_ready(", ".join(ready))
 
-        # They last as long as this run: a group that starts again gets new ones
-        with dp_groups(len(self._members)) as groups:
-            self._running = [
-                LocalWorker(config, [*command, group.to_flag()], show, group.descriptors)
-                for (config, command, show), group in zip(self._members, groups, strict=True)
-            ]
-            ends = [asyncio.create_task(one.run(one_is_ready)) for one in self._running]
-            try:
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                first = next(rank for rank, end in enumerate(ends) if end.done())
-                self.kill()
-                found = await asyncio.gather(*ends)
-            finally:
-                for end in ends:
-                    end.cancel()
+        self._running = [
+            LocalWorker(config, [*command, group.to_flag()], show, group.descriptors)
+            for (config, command, show), group in zip(self._members, groups, strict=True)
+        ]
+        ends = [asyncio.create_task(one.run(one_is_ready)) for one in self._running]
+        lost = [asyncio.create_task(node.wait()) for node in nodes]
+        try:
+            await asyncio.wait([*ends, *lost], return_when=asyncio.FIRST_COMPLETED)
+            for node, end in zip(nodes, lost, strict=True):
+                if end.done():
+                    self.kill()
+                    await asyncio.gather(*ends)
+                    return End(end.result(), f"is a group whose {node.name} has ended")
+            first = next(rank for rank, end in enumerate(ends) if end.done())
+            self.kill()
+            found = await asyncio.gather(*ends)
+        finally:
+            for task in (*ends, *lost):
+                task.cancel()
         status = found[first].status
         assert status is not None, "it runs on this machine"
-        return End(status, f"is a group whose DP rank {first} {describe_exit(status)}")
+        name = f"DP rank {self._members[first][0].attn_dp_rank}"
+        return End(status, f"is a group whose {name} {describe_exit(status)}")
+
+    @asynccontextmanager
+    async def _shared(self) -> AsyncIterator[tuple[Sequence[DpGroup], Sequence[Node]]]:
+        """Makes what the DP ranks share. Yields it for each of this machine, and the other nodes. Raises ConfigError."""
+        # Not at the top: without its packages `launch_server` still says which are missing
+        from mla_router.worker.dp_group import DpGroup, dp_groups
+        from mla_router.worker.heartbeat import Heartbeat
+        from mla_router.worker.nodes.leader import other_nodes
+
+        heartbeat = Heartbeat.create()
+        async with other_nodes(self._members[0][0], heartbeat, self._on_urls) as nodes:
+            if nodes is None:
+                with dp_groups(len(self._members)) as groups:
+                    yield groups, ()
+            else:
+                shared = DpGroup(
+                    heartbeat.descriptor,
+                    nodes.store_fd,
+                    session=nodes.session,
+                    address=nodes.address,
+                )
+                yield [shared] * len(self._members), nodes.others
 
     async def stop(self, grace_s: float) -> None:
         await asyncio.gather(*(one.stop(grace_s) for one in self._running))

@@ -1,51 +1,40 @@
-"""`launch_server --node-rank R`, R > 0: the ranks of this machine, without a router or a server.
+"""`launch_server --node-rank R`, R > 0: the processes of this machine, without a router.
 
-The ranks start when node 0 has accepted this node. They end with the group of ranks: when one of them ends, or node 0
-ends the group, or the connection to it is lost. Then they are started again.
+They start when node 0 has accepted this node. They end with the group of ranks: when one of them ends, or node 0 ends the
+group, or the connection to it is lost. Then they are started again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import msgspec
-
+from mla_router.launch.node_processes import Command, GroupStart, NodeProcesses
 from mla_router.launch.output import Output
 from mla_router.launch.process import Process, describe_exit
 from mla_router.launch.signals import StopSignals
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
-from mla_router.worker.nodes.address import host_port, nccl_environment, own_address
+from mla_router.worker.heartbeat_watch import RanksWatch
+from mla_router.worker.nodes.address import host_port, own_address
 from mla_router.worker.nodes.follower import NodeError, SettingsError, follow, join
 from mla_router.worker.nodes.link import Link, LinkError
-from mla_router.worker.nodes.messages import Ended, NodeBeat, RankState, Session
+from mla_router.worker.nodes.messages import Ended, NodeBeat, RankState
 from mla_router.worker.nodes.remote_node import BEAT_S, node_name
-from mla_router.worker.server.ipc.heartbeat_watch import RanksWatch
-
-RankCommand = Callable[[WorkerConfig, int], Sequence[str]]
-
-
-def rank_command(config: WorkerConfig, rank: int) -> list[str]:
-    # -u: unbuffered output.
-    command = [sys.executable, "-u", "-m", "mla_router.worker.ranks", *config.to_argv()]
-    return [*command, f"--rank={rank}", f"--parent-pid={os.getpid()}"]
 
 
 async def serve_node(
-    config: WorkerConfig, command: RankCommand, output: Output, policy: RestartPolicy
+    config: WorkerConfig, processes: NodeProcesses, output: Output, policy: RestartPolicy
 ) -> int:
-    """Runs the ranks of this node until a signal. Returns the exit status. Raises GaveUpError if they never served and a
-    restart would not help."""
-    node = Node(config, command, output, policy)
+    """Runs the processes of this node until a signal. Returns the exit status. Raises GaveUpError if they never served and
+    a restart would not help."""
+    node = Node(config, processes, output, policy)
     signals = StopSignals(kill=node.kill)
-    own = node_name(config.node_rank, config.ranks_here)
+    own = node_name(config.node_rank, config.ranks_of(config.node_rank))
     output.launch(
-        f"{own} of {config.nnodes} nodes; it has no HTTP server: requests go to node 0, which is expected at "
+        f"{own} of {config.nnodes} nodes; it has no router: requests go to node 0, which is expected at "
         f"{config.dist_init_addr}"
     )
     running = asyncio.create_task(node.keep_running())
@@ -64,15 +53,21 @@ async def serve_node(
 
 
 class Node:
-    """The ranks of this machine, across their restarts."""
+    """The processes of this machine, across their restarts."""
 
     def __init__(
-        self, config: WorkerConfig, command: RankCommand, output: Output, policy: RestartPolicy
+        self,
+        config: WorkerConfig,
+        processes: NodeProcesses,
+        output: Output,
+        policy: RestartPolicy,
     ) -> None:
         self._config = config
-        self._command = command
+        self._own = processes
         self._output = output
         self._policy = policy
+        self._ranks = config.ranks_of(config.node_rank)
+        self._commands: Sequence[Command] = ()
         self._processes: list[Process] = []
         self._has_served = False
 
@@ -100,27 +95,31 @@ class Node:
             await asyncio.sleep(delay)
 
     async def _run_once(self, served: _Served) -> str:
-        """Runs the ranks until the group ends. Returns the reason. Raises NodeError."""
+        """Runs the processes until the group ends. Returns the reason. Raises NodeError."""
         config = self._config
-        link, session = await join(config, self._output.launch)
+        link, session = await join(config, self._output.launch, self._own.urls)
         self._output.launch(f"node 0 at {config.dist_init_addr} has accepted this node")
         rank_0 = Heartbeat.create()
-        own = [rank_0.of_rank(rank) for rank in config.ranks_here]
+        own = [rank_0.of_rank(rank) for rank in self._ranks]
+        others = set(range(config.tp_size)) - set(self._ranks)
+        watched = others if config.attn_dp_size > 1 else ()
+        pages = {rank: rank_0.of_rank(rank) for rank in watched}
         tasks: list[asyncio.Task[str]] = []
         reason = "the launcher of this node stops"
         try:
-            await self._start(session, rank_0)
+            address = own_address(*host_port(config.dist_init_addr))
+            await self._start(GroupStart(session, rank_0, address))
             tasks = [
                 asyncio.create_task(coroutine)
                 for coroutine in (
                     self._deaths(),
-                    follow(link, rank_0, config.watchdog_timeout),
+                    follow(link, rank_0, config.watchdog_timeout, pages),
                     self._beat(link, own),
-                    served.watch(rank_0, self._output),
+                    served.watch(self._own, rank_0, self._output),
                 )
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # A rank that ended is the cause of the others.
+            # A process that ended is the cause of the others.
             first = next(task for task in tasks if task in done)
             try:
                 reason = first.result()
@@ -136,39 +135,26 @@ class Node:
             await asyncio.gather(*(process.wait() for process in self._processes))
             self._processes = []
 
-    async def _start(self, session: Session, heartbeat: Heartbeat) -> None:
-        config = self._config
-        address = own_address(*host_port(config.dist_init_addr))
-        flags = (
-            f"--heartbeat-fd={heartbeat.descriptor}",
-            f"--session={msgspec.json.encode(session).decode()}",
-            f"--address={address}",
-        )
-        # The user's choice of an interface has precedence.
-        environment = {**nccl_environment(address, config.device), **config.child_environment()}
-        for rank in config.ranks_here:
-            process = await Process.start(
-                [*self._command(config, rank), *flags],
-                lambda line, rank=rank: self._output.rank(rank, line),  # type: ignore[misc]
-                environment,
-                (heartbeat.descriptor,),
-            )
+    async def _start(self, start: GroupStart) -> None:
+        self._commands = self._own.commands(start)
+        for one in self._commands:
+            process = await Process.start(one.argv, one.show, one.environment, one.inherited)
             self._processes.append(process)
 
     async def _deaths(self) -> str:
-        """Waits for the end of a rank. Raises SettingsError if its settings were wrong."""
+        """Waits for the end of a process. Raises SettingsError if its settings were wrong."""
         deaths = [asyncio.create_task(process.wait()) for process in self._processes]
         try:
             done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for death in deaths:
                 death.cancel()
-        rank, status = next(
-            (rank, death.result())
-            for rank, death in zip(self._config.ranks_here, deaths, strict=True)
+        name, status = next(
+            (one.name, death.result())
+            for one, death in zip(self._commands, deaths, strict=True)
             if death in done
         )
-        text = f"rank {rank} {describe_exit(status)}"
+        text = f"{name} {describe_exit(status)}"
         if status == USAGE_ERROR:
             raise SettingsError(f"{text}; its own lines above say why")
         return text
@@ -185,7 +171,7 @@ class Node:
                     for heartbeat, watch in zip(own, watches, strict=True)
                 )
                 link.send(NodeBeat(states))
-                for rank, state in zip(self._config.ranks_here, states, strict=True):
+                for rank, state in zip(self._ranks, states, strict=True):
                     if state.is_frozen and rank not in frozen:
                         self._output.launch(f"rank {rank} is frozen: it is stopped, or hangs")
                     (frozen.add if state.is_frozen else frozen.discard)(rank)
@@ -205,13 +191,12 @@ class _Served:
     def seconds(self) -> float:
         return 0.0 if self.since is None else time.monotonic() - self.since
 
-    async def watch(self, rank_0: Heartbeat, output: Output) -> str:
+    async def watch(self, processes: NodeProcesses, rank_0: Heartbeat, output: Output) -> str:
         started = time.monotonic()
-        while not rank_0.pid:
-            await asyncio.sleep(BEAT_S)
+        await processes.serve(rank_0)
         self.since = time.monotonic()
         output.launch(
-            f"ready after {self.since - started:.1f} s: node 0 serves with the ranks of this node"
+            f"ready after {self.since - started:.1f} s: the group serves with the ranks of this node"
         )
         return await asyncio.Future()
 

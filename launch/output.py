@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TextIO
 
-from mla_router.worker.logs import timestamp
+from mla_router.worker.logs import RouterFormatter, timestamp
 
 COLOURS = (36, 35, 33, 32, 34, 31)  # ANSI codes, cyclic by worker
 
@@ -32,6 +33,10 @@ class Output:
     def launch(self, text: str) -> None:
         self.line("[launch]", f"{timestamp(time.time())}  INFO {text}")
 
+    def log(self) -> logging.Handler:
+        """Returns a handler for log lines of this process."""
+        return _LogLines(self)
+
     def plain(self, text: str) -> None:
         try:
             print(text, file=self._stream, flush=True)
@@ -41,3 +46,13 @@ class Output:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         except OSError:
             pass  # as on a full disk: this line is lost, and a later one is written when there is room again
+
+
+class _LogLines(logging.Handler):
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self.setFormatter(RouterFormatter())
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.line("[launch]", self.format(record))

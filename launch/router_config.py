@@ -27,6 +27,13 @@ def router_config(options: Options, worker_urls: Sequence[str]) -> RouterConfig:
         raise BadRouterFlagError(with_launcher_flags(str(error))) from None
 
 
+def with_worker_key(config: RouterConfig, key: str) -> RouterConfig:
+    """Returns the settings with one key for all paths of the workers: a whole network can reach them."""
+    from mla_router import RouterConfig
+
+    return RouterConfig(**config.to_dict() | {"worker_api_key": key, "worker_admin_api_key": key})
+
+
 def with_router_keys(worker: WorkerConfig, key: str | None, admin_key: str | None) -> WorkerConfig:
     """Returns the settings with the keys that the router sends to its workers. Its environment may have keys that are not
     those of clients."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +22,13 @@ from mla_router.launch.local_group import LocalGroup
 from mla_router.launch.local_worker import LocalWorker, WorkerCommand, worker_command
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
-from mla_router.launch.router_config import BadRouterFlagError, router_config, with_router_keys
+from mla_router.launch.remote_workers import RemoteWorkers
+from mla_router.launch.router_config import (
+    BadRouterFlagError,
+    router_config,
+    with_router_keys,
+    with_worker_key,
+)
 from mla_router.launch.secrets import hide_keys
 from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.signals import KILLED_BY_CTRL_C
@@ -32,7 +39,11 @@ from mla_router.worker.model_folder import locate
 
 if TYPE_CHECKING:
     from mla_router import Router
-    from mla_router.launch.node import RankCommand
+    from mla_router.launch.node_processes import RankCommand
+
+WORKERS = (
+    "requests to workers"  # purpose of the key that the router sends to workers on several nodes
+)
 
 
 def main() -> int:
@@ -55,11 +66,12 @@ def run(
     try:
         if not options.ray_address:  # else each node has its own models and GPUs
             options = dataclasses.replace(options, every_worker=locate(options.every_worker))
-            preflight.check(options.worker(options.dp_size - 1, 0))  # the worker with the last GPU
+            preflight.check(
+                options.worker(options.workers_here[-1], 0)
+            )  # the worker with the last GPU
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    base, keep_off = options.worker_base_port, frozenset({options.port})
     try:
         if options.ray_address:
             require_ray()
@@ -67,12 +79,8 @@ def run(
 
             return serve_on_ray(options, policy)
         if options.every_worker.node_rank:
-            node = options.worker(0, 0)
-            # It imports packages of a worker, which `main` checks first.
-            from mla_router.launch.node import rank_command, serve_node
-
-            return asyncio.run(serve_node(node, rank or rank_command, Output(sys.stdout), policy))
-        with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
+            return _serve_node(options, command, policy, rank)
+        with _ports(options, WORKER_HOST) as ports:
             return asyncio.run(_serve(options, ports, command, policy))
     except KeyboardInterrupt:  # outside the time of `StopSignals`
         return KILLED_BY_CTRL_C
@@ -80,6 +88,41 @@ def run(
         message = with_launcher_flags(str(error)) if isinstance(error, RouterError) else str(error)
         print(f"error: {message}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
+
+
+def _ports(options: Options, host: str) -> ClaimedPorts:
+    count, keep_off = len(options.workers_here), frozenset({options.port})
+    return ClaimedPorts(host, options.worker_base_port, count, keep_off)
+
+
+def _serve_node(
+    options: Options, command: WorkerCommand, policy: RestartPolicy, rank: RankCommand | None
+) -> int:
+    """Runs a node other than 0. Returns the exit status. Raises NoPortError, GaveUpError."""
+    # They import packages of a worker, which `main` checks first.
+    from mla_router.launch.node import serve_node
+    from mla_router.launch.node_processes import DpRanks, Ranks, rank_command
+    from mla_router.worker.nodes.address import host_port, own_address
+
+    output = Output(sys.stdout)
+    if not options.spans_nodes:
+        node = options.worker(0, 0)
+        ranks = Ranks(node, rank or rank_command, output)
+        return asyncio.run(serve_node(node, ranks, output, policy))
+    try:
+        address = own_address(*host_port(options.every_worker.dist_init_addr))
+    except OSError as error:
+        raise GaveUpError(
+            f"--dist-init-addr {options.every_worker.dist_init_addr}: {error.strerror or error}"
+        ) from error
+    key = options.shared_key(WORKERS)
+    with _ports(options, address) as ports:
+        workers = [
+            with_router_keys(options.worker(index, port, address), key, key)
+            for index, port in zip(options.workers_here, ports, strict=True)
+        ]
+        dp_ranks = DpRanks(workers, command, output)
+        return asyncio.run(serve_node(options.every_worker, dp_ranks, output, policy))
 
 
 async def _serve(
@@ -92,6 +135,9 @@ async def _serve(
         output.launch("without effect here: " + ", ".join(options.without_effect))
     urls = [f"http://{WORKER_HOST}:{port}" for port in ports]
     config = router_config(options, urls)
+    if options.spans_nodes:
+        config = with_worker_key(config, options.shared_key(WORKERS))
+        logging.getLogger("mla_router").addHandler(output.log())  # of the links to the nodes
     settings = config.to_dict()
     workers = [
         with_router_keys(
@@ -108,8 +154,9 @@ async def _serve(
         (worker, command(worker), partial(output.worker, index))
         for index, worker in enumerate(workers)
     ]
+    others = RemoteWorkers(router)
     supervisor = Supervisor(
-        [LocalGroup(started)]
+        [LocalGroup(started, others.come)]
         if options.every_worker.attn_dp_size > 1
         else [LocalWorker(*one) for one in started],
         output,
@@ -118,9 +165,10 @@ async def _serve(
 
     async def announce() -> None:
         await supervisor.all_ready()
-        await _in_rotation(router, urls)
+        everywhere = [*urls, *others.urls]
+        await _in_rotation(router, everywhere)
         common = options.every_worker
-        output.plain(ready_text(router.url, settings["policy"], common, urls))
+        output.plain(ready_text(router.url, settings["policy"], common, everywhere))
 
     drain_s = settings["shutdown_grace_period_secs"]
     return await serve(router, supervisor, drain_s, output, announce())

@@ -16,11 +16,12 @@ MAX_LINES = 500
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
     "worker.core worker.messages worker.settings worker.tree_shape worker.config worker.child",
-    "worker.heartbeat worker.logs worker.mask_memory",
-    "worker.dp_group worker.host",
+    "worker.heartbeat worker.heartbeat_watch worker.logs worker.mask_memory",
+    "worker.host",
     "worker.model_folder worker.tokenizer_files",
     "worker.sglang_flags worker.flags",
     "worker.nodes",
+    "worker.dp_group",
     "worker.kernels",
     "worker.kv_cache",
     "worker.model",

@@ -68,7 +68,7 @@ def main(
         die_with_parent(arguments.parent_pid)
     try:
         config = locate(flags.from_namespace(arguments))
-        if config.node_rank:
+        if config.node_rank and arguments.dp_group is None:
             raise ConfigError(
                 f"--node-rank {config.node_rank}: this node has no worker of its own; start mla_router.launch_server here"
             )

@@ -64,6 +64,10 @@ class WorkerConfig(Settings):
         flag = f"--nnodes {self.nnodes}"
         if self.tp_size % self.nnodes:
             raise ConfigError(f"{flag}: must divide --tp-size {self.tp_size}")
+        if self.attn_dp_size > 1 and self.attn_dp_size % self.nnodes:
+            raise ConfigError(
+                f"{flag}: must divide --dp-size {self.attn_dp_size} with --enable-dp-attention: each DP rank is on one node"
+            )
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank}: less than {flag}")
         if not self.dist_init_addr:
@@ -168,12 +172,23 @@ class WorkerConfig(Settings):
     @property
     def ranks_here(self) -> range:
         """The ranks of this worker on this node."""
-        return self.ranks_of(self.node_rank)
+        return self.ranks if self.attn_dp_size > 1 else self.ranks_of(self.node_rank)
 
     def ranks_of(self, node: int) -> range:
-        """Returns the ranks of this worker on a node."""
-        each = len(self.ranks) // self.nnodes
-        return self.ranks[node * each : (node + 1) * each]
+        """Returns the ranks on a node: those of this worker, or with DP attention those of all DP ranks there."""
+        each = self.tp_size // self.nnodes
+        return range(node * each, (node + 1) * each)
+
+    @property
+    def leads_here(self) -> bool:
+        """Whether the first rank of this worker, which has the scheduler, is on this node."""
+        return self.ranks.start in self.ranks_here
+
+    @property
+    def dp_ranks_here(self) -> range:
+        """The DP ranks on this node."""
+        each = self.attn_dp_size // self.nnodes
+        return range(self.node_rank * each, (self.node_rank + 1) * each)
 
     @property
     def decode_graph_sizes(self) -> list[int]:
@@ -206,6 +221,11 @@ class WorkerConfig(Settings):
     @property
     def model_name(self) -> str:
         return self.served_model_name or ("mla-small" if not self.model_path else self.folder.name)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """The DP ranks of a group, which share the experts of one model (DP attention): what they inherit from their launcher.
 
-All of it is anonymous memory and socket pairs, and ends with the processes of the group. A group that starts again gets
-new ones.
+On one machine all of it is anonymous memory and socket pairs, and ends with the processes of the group. On several nodes
+the DP ranks get the location of the store of their rendezvous, and meet there. A group that starts again gets new ones.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.nodes.messages import Session
 
 MAX_MESSAGE = 256  # bytes
 
 
 class DpGroup(msgspec.Struct, frozen=True):
-    """Descriptors in the processes of one DP rank."""
+    """Descriptors in the processes of one DP rank, and with several nodes the location of the store."""
 
-    store: int  # memory of the rendezvous of all ranks: `ranks/stores.py`
-    heartbeats: int  # of all ranks, by their numbers
-    inbox: int  # socket with the messages to this DP rank
-    outboxes: list[int]  # socket to each DP rank
+    heartbeats: int  # memory of all ranks, by their numbers
+    # The store of the rendezvous of all ranks (`ranks/stores.py`): memory, or on node 0 of several the socket
+    store: int | None
+    inbox: int | None = None  # socket with the messages to this DP rank; None with several nodes
+    outboxes: tuple[int, ...] = ()  # socket to each DP rank
+    session: Session | None = None  # with several nodes
+    address: str = ""  # of this node, for the others
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.store, self.heartbeats, self.inbox, *self.outboxes)
+        own = (self.heartbeats, self.store, self.inbox, *self.outboxes)
+        return tuple(fd for fd in own if fd is not None)
 
     def to_flag(self) -> str:
         return "--dp-group=" + msgspec.json.encode(self).decode()
@@ -41,7 +47,8 @@ class DpGroup(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def dp_groups(size: int) -> Iterator[list[DpGroup]]:
-    """Makes what `size` DP ranks inherit, for each of them. The descriptors of this process end with the block."""
+    """Makes what `size` DP ranks of one machine inherit, for each of them. The descriptors of this process end with the
+    block."""
     with contextlib.ExitStack() as opened:
         store, heartbeats = os.memfd_create("mla-router-ranks"), Heartbeat.allocate()
         opened.callback(os.close, store)
@@ -50,14 +57,41 @@ def dp_groups(size: int) -> Iterator[list[DpGroup]]:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(size)]
         for one in (end for pair in pairs for end in pair):
             opened.enter_context(one)
-        outboxes = [sending.fileno() for _, sending in pairs]
-        yield [DpGroup(store, heartbeats, inbox.fileno(), outboxes) for inbox, _ in pairs]
+        outboxes = tuple(sending.fileno() for _, sending in pairs)
+        yield [DpGroup(heartbeats, store, inbox.fileno(), outboxes) for inbox, _ in pairs]
 
 
-class Mailbox:
-    """The sockets of DP rank `rank`. A process of another DP rank can send until it ends."""
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Mailbox(Protocol):
+    """The messages between the DP ranks of a group, for one of them. No message is lost or changes its order."""
+
+    rank: int
+    size: int
+
+    @property
+    def wake(self) -> HasFileno:
+        """Is readable for a poller of ZMQ when a message is here."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Sends to all other DP ranks."""
+        ...
+
+    def receive(self, timeout_s: float = 0.0) -> bytes | None:
+        """Returns the next message, or None if there is none within `timeout_s` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalMailbox:
+    """Implements `Mailbox` by the sockets of one machine. A process of another DP rank can send until it ends."""
 
     def __init__(self, group: DpGroup, rank: int) -> None:
+        assert group.inbox is not None, "a group of one machine"
         self.rank = rank
         self.size = len(group.outboxes)
         self._inbox = socket.socket(fileno=os.dup(group.inbox))
@@ -67,17 +101,15 @@ class Mailbox:
         self._poll = select.poll()
         self._poll.register(self._inbox, select.POLLIN)
 
-    def fileno(self) -> int:
-        """Returns the descriptor that is readable when a message is here."""
-        return self._inbox.fileno()
+    @property
+    def wake(self) -> HasFileno:
+        return self._inbox
 
     def send(self, message: bytes) -> None:
-        """Sends to all other DP ranks."""
         for outbox in self._outboxes:
             outbox.send(message)
 
     def receive(self, timeout_s: float = 0.0) -> bytes | None:
-        """Returns the next message, or None if there is none within `timeout_s` seconds."""
         try:
             return self._inbox.recv(MAX_MESSAGE)
         except BlockingIOError:

@@ -203,14 +203,15 @@ class Settings:
     )
     nnodes: int = _flag(
         1,
-        "machines (nodes) that share the ranks of the worker, a divisor of --tp-size; the same command runs on each, with "
-        "another --node-rank",
+        "machines (nodes) that share the ranks of the worker, a divisor of --tp-size, and with --enable-dp-attention of "
+        "--dp-size; the same command runs on each, with another --node-rank",
         low=1,
         high=64,
     )
     node_rank: int = _flag(
         0,
-        "number of this node; node 0 has the router, the server and the scheduler, the others have ranks alone",
+        "number of this node; node 0 has the router, and the server and the scheduler of the worker, but with "
+        "--enable-dp-attention each node has those of its DP ranks",
         low=0,
     )
     dist_init_addr: str = _flag(

@@ -28,9 +28,9 @@ from record import record
 from mla_router.worker.core import StepPlan, TokenMasks
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample, encode
-from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls, RemoteReceiver
+from mla_router.worker.ranks.remote_calls import RemoteCalls, RemoteReceiver, SessionKeys
 
-KEYS = CallKeys("a secret of the nodes", "session")
+KEYS = SessionKeys("a secret of the nodes", "session")
 VOCAB = 1 << 17
 MOST_ROWS = 256
 PERIOD_S = 0.01

@@ -41,7 +41,7 @@ from mla_router.worker.core import (
     StepResult,
     TokenMasks,
 )
-from mla_router.worker.dp_group import DpGroup, Mailbox, dp_groups
+from mla_router.worker.dp_group import DpGroup, LocalMailbox, dp_groups
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Generate, ToScheduler
@@ -128,7 +128,7 @@ class Ranks:
 
 def agree(group: DpGroup, rank: int) -> None:
     """Takes part in the steps of other DP ranks until this process ends."""
-    mailbox = Mailbox(group, rank)
+    mailbox = LocalMailbox(group, rank)
     lockstep = Lockstep(mailbox, Heartbeat.create())
     while True:
         lockstep.join(None)
@@ -149,7 +149,7 @@ class DpRanks:
         ]
         for process in self._processes:
             process.start()
-        self.lockstep = Lockstep(Mailbox(groups[0], 0), Heartbeat.create())
+        self.lockstep = Lockstep(LocalMailbox(groups[0], 0), Heartbeat.create())
 
     def close(self) -> None:
         for process in self._processes:

@@ -6,7 +6,8 @@ import asyncio
 import io
 from collections.abc import Callable
 
-from mla_router.launch.node import Node, rank_command
+from mla_router.launch.node import Node
+from mla_router.launch.node_processes import Ranks, rank_command
 from mla_router.launch.output import Output
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy
 from mla_router.worker.config import ConfigError, WorkerConfig
@@ -17,7 +18,8 @@ async def run_ranks(config: WorkerConfig, show: Callable[[str], None]) -> int:
     """Runs the ranks until they cannot be started. Returns the exit status. Each line of output goes to `show`."""
     try:
         config = await asyncio.to_thread(locate, config)
-        node = Node(config, rank_command, Output(_Lines(show)), RestartPolicy())
+        output = Output(_Lines(show))
+        node = Node(config, Ranks(config, rank_command, output), output, RestartPolicy())
         await node.keep_running()
     except ConfigError as error:
         show(f"error: {error}")

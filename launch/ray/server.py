@@ -14,7 +14,7 @@ from mla_router.launch.banner import ready_text
 from mla_router.launch.output import Output
 from mla_router.launch.ray.cluster import RayCluster
 from mla_router.launch.ray.worker import RayWorker
-from mla_router.launch.router_config import router_config
+from mla_router.launch.router_config import router_config, with_worker_key
 from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.supervisor import RestartPolicy, Supervisor
 from mla_router.worker.config import WorkerConfig
@@ -22,7 +22,8 @@ from mla_router.worker.config import WorkerConfig
 
 def serve_on_ray(options: Options, policy: RestartPolicy) -> int:
     """Runs until a signal. Returns the exit status. Raises ClusterError, BadRouterFlagError, RouterError, GaveUpError."""
-    config = _with_worker_key(router_config(options, []))
+    config = router_config(options, [])
+    config = with_worker_key(config, config.to_dict()["worker_api_key"] or secrets.token_hex(32))
     cluster = RayCluster(options.ray_address)
     try:
         return asyncio.run(_serve(options, config, cluster, policy))
@@ -76,14 +77,6 @@ def resources(worker: WorkerConfig) -> dict[str, float]:
     """Returns Ray's resources of a worker on each of its nodes: a GPU for each rank, or on CPUs a core for each thread."""
     ranks = len(worker.ranks_here)
     return {"CPU": ranks * worker.cpu_threads} if worker.device == "cpu" else {"GPU": ranks}
-
-
-def _with_worker_key(config: RouterConfig) -> RouterConfig:
-    """Returns the settings with one key for all paths of the workers, a random one if none is given: the whole network of
-    the cluster can reach them."""
-    settings = config.to_dict()
-    key = settings["worker_api_key"] or secrets.token_hex(32)
-    return RouterConfig(**settings | {"worker_api_key": key, "worker_admin_api_key": key})
 
 
 def _nodes(count: int) -> str:

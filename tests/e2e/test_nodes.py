@@ -115,6 +115,54 @@ def test_two_nodes_answer_as_one_rank_and_end_together(
         wait_until(lambda: not scheduler.alive, "the group ends")
 
 
+def schedulers(node: Running) -> list[Pid]:
+    return [pid for pid in node.tree() if pid.command.startswith("mla_router scheduler ")]
+
+
+def test_dp_ranks_of_two_nodes_answer_as_one_rank(expected: list[tuple[str, str, int]]) -> None:
+    flags = flags_of(LEADER, enable_dp_attention=True, ep_size=2, dp_size=2)
+    policy = "round_robin"  # both get requests
+    with (
+        processes.node(node_rank=1, **flags) as other,
+        processes.server(router_policy=policy, **flags) as first,
+    ):
+        assert asyncio.run(answers(first.url)) == expected
+        here, there = [entry["url"] for entry in processes.workers(first.url)]
+        assert [processes.get_json(url + "/health")["dp_rank"] for url in (here, there)] == [0, 1]
+        # The network of the nodes reaches the workers, so they need a key that only the router has
+        assert [status_of(url + "/v1/models") for url in (here, there)] == [401, 401]
+
+        (stopped,) = schedulers(other)
+        os.kill(stopped.number, signal.SIGSTOP)
+        for url in (here, there):
+            wait_until(lambda url=url: status_of(url + "/health") == 503, "a rank is stopped")
+        os.kill(stopped.number, signal.SIGCONT)
+        wait_until(lambda: len(processes.healthy_workers(first.url)) == 2, "it continues")
+
+        (own,) = schedulers(first)
+        os.kill(stopped.number, signal.SIGKILL)
+        told = "node 1 (rank 1) has ended: DP rank 1 exited with code"
+        wait_until(lambda: told in first.output(), "node 0 is told")
+        wait_until(lambda: not own.alive, "the group ends")
+
+
+@pytest.mark.slow
+def test_dp_ranks_of_two_nodes_come_back(expected: list[tuple[str, str, int]]) -> None:
+    flags = flags_of(LEADER, enable_dp_attention=True, ep_size=2, tp_size=4, dp_size=4)
+    with (
+        processes.node(node_rank=1, **flags) as other,
+        processes.server(router_policy="round_robin", **flags) as first,
+    ):
+        for node in (first, other):
+            assert asyncio.run(answers(first.url)) == expected
+            before = [*schedulers(first), *schedulers(other)]
+            assert len(before) == 4
+            os.kill(schedulers(node)[-1].number, signal.SIGKILL)
+            wait_until(lambda: not any(pid.alive for pid in before), "the group ends")  # noqa: B023
+            wait_until(lambda: len(processes.healthy_workers(first.url)) == 4, "it is back")
+        assert asyncio.run(answers(first.url)) == expected
+
+
 @pytest.mark.slow
 def test_four_ranks_survive_the_death_of_each_part(
     expected: list[tuple[str, str, int]],

@@ -201,8 +201,8 @@ def test_sglang_short_names(model: Path) -> None:
             "--dp-size 2: must divide --tp-size 3",
         ),
         (
-            ["--enable-dp-attention", "--tp", "2", "--dp", "2", *NODES],
-            "--enable-dp-attention with --nnodes 2",
+            ["--enable-dp-attention", "--tp", "6", "--dp", "3", *NODES],
+            "--nnodes 2: must divide --dp-size 3 with --enable-dp-attention",
         ),
         (
             ["--enable-dp-attention", "--tp", "2", "--dp", "2", "--enable-torch-compile"],
@@ -324,3 +324,17 @@ def test_what_ray_decides_is_not_a_flag(
     with pytest.raises(SystemExit):
         parsed(model, *argv)
     assert mention in capsys.readouterr().err
+
+
+def test_each_node_has_its_dp_ranks() -> None:
+    flags = ["--enable-dp-attention", "--tp", "8", "--dp", "4", "--base-gpu-id", "1", *NODES]
+    nodes = [parse([*flags, "--node-rank", str(node)], FLAGS, {}) for node in range(2)]
+    assert [options.workers_here for options in nodes] == [range(2), range(2, 4)]
+    workers = [[options.worker(index, 1) for index in options.workers_here] for options in nodes]
+    ranks = [[worker.ranks_here for worker in node] for node in workers]
+    assert ranks == [[range(2), range(2, 4)], [range(4, 6), range(6, 8)]]
+    assert [[worker.base_gpu_id for worker in node] for node in workers] == [[1, 3], [1, 3]]
+    assert all(worker.leads_here for node in workers for worker in node)
+    # Streams continue on another node
+    assert nodes[0].every_worker.replay_key == nodes[1].every_worker.replay_key != ""
+    assert len({options.shared_key(purpose) for options in nodes for purpose in "ab"}) == 2

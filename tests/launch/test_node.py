@@ -65,7 +65,7 @@ def ranks_of(node: Running) -> list[Pid]:
 async def served(node: Running, rank_0: Heartbeat, times: int) -> list[Pid]:
     """Waits until the group serves for the n-th time. Returns the ranks of the node."""
     rank_0.start()
-    text = "node 0 serves with the ranks of this node"
+    text = "the group serves with the ranks of this node"
     await until(lambda: node.output().count(text) == times, "the node is ready")
     return ranks_of(node)
 
@@ -105,7 +105,7 @@ def test_a_node_lives_and_dies_with_the_group() -> None:
     with launched(port) as node:
         asyncio.run(run(node))
         output = node.output()
-    assert "node 1 (ranks 2 to 3) of 2 nodes; it has no HTTP server" in output
+    assert "node 1 (ranks 2 to 3) of 2 nodes; it has no router" in output
     assert "[rank 2] fake rank at 127.0.0.1: {" in output
     assert "rank 2 was ended by signal 9 (Killed); starting again in" in output
     assert "node 0 has ended or restarts its ranks; its own log lines say why" in output

@@ -13,9 +13,9 @@ from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks import remote_calls
 from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample, encode
 from mla_router.worker.ranks.errors import CallError, RanksError
-from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls, RemoteReceiver
+from mla_router.worker.ranks.remote_calls import RemoteCalls, RemoteReceiver, SessionKeys
 
-KEYS = CallKeys("a secret of the nodes", "session")
+KEYS = SessionKeys("a secret of the nodes", "session")
 VOCAB_SIZE = 70  # three words
 EVENT_TIMEOUT_S = 60.0
 
@@ -30,7 +30,7 @@ def masks() -> MaskMemory:
     return MaskMemory.create(4, VOCAB_SIZE)
 
 
-def receiver(leader: RemoteCalls, rank: int, keys: CallKeys = KEYS) -> RemoteReceiver:
+def receiver(leader: RemoteCalls, rank: int, keys: SessionKeys = KEYS) -> RemoteReceiver:
     return RemoteReceiver(leader.endpoints[rank], rank, keys, masks())
 
 
@@ -69,12 +69,12 @@ def test_calls_and_bitmasks_arrive_in_order(leader: RemoteCalls) -> None:
 @pytest.mark.parametrize(
     ("rank", "keys"),
     [
-        (2, CallKeys("another secret", "session")),
-        (2, CallKeys("a secret of the nodes", "an earlier session")),
+        (2, SessionKeys("another secret", "session")),
+        (2, SessionKeys("a secret of the nodes", "an earlier session")),
         (3, KEYS),  # has rank 0's public key, but not the key of rank 2
     ],
 )
-def test_a_stranger_gets_no_calls(leader: RemoteCalls, rank: int, keys: CallKeys) -> None:
+def test_a_stranger_gets_no_calls(leader: RemoteCalls, rank: int, keys: SessionKeys) -> None:
     stranger = RemoteReceiver(leader.endpoints[2], rank, keys, masks())
     with closing(stranger):
         with pytest.raises(RanksError, match=r"rank 2 has not connected to tcp://127.0.0.1:\d+"):

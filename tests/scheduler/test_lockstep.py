@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.core import Capacity, GroupStep, StepPlan
-from mla_router.worker.dp_group import Mailbox, dp_groups
+from mla_router.worker.dp_group import LocalMailbox, dp_groups
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Abort, FlushCache, Shutdown
 from mla_router.worker.scheduler.drafts import NOTHING, DecodeOutcome
@@ -101,7 +101,7 @@ def test_a_step_that_fits_no_decode_graph_on_one_rank(tmp_path: Path) -> None:
 def test_the_largest_value_of_all_ranks(tmp_path: Path) -> None:
     del tmp_path
     with dp_groups(3) as groups, ThreadPoolExecutor() as pool:
-        boxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
+        boxes = [LocalMailbox(group, rank) for rank, group in enumerate(groups)]
         ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
 
         def values(rank: int) -> list[float]:
@@ -115,7 +115,7 @@ def test_the_largest_value_of_all_ranks(tmp_path: Path) -> None:
 def test_all_ranks_get_the_outcomes_of_all() -> None:
     shown = [DecodeOutcome(3, 7, 0.25, has_drafts=True), NOTHING]
     with dp_groups(2) as groups, ThreadPoolExecutor() as pool:
-        boxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
+        boxes = [LocalMailbox(group, rank) for rank, group in enumerate(groups)]
         ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
         plans = [Step(StepPlan((0,), (5,), (), (), ()), [], []), None]
         steps = list(pool.map(Lockstep.join, ranks, plans, shown))

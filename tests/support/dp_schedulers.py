@@ -15,7 +15,7 @@ import zmq
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, GroupStep, StepPlan
-from mla_router.worker.dp_group import DpGroup, Mailbox, dp_groups
+from mla_router.worker.dp_group import DpGroup, LocalMailbox, dp_groups
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
     Delta,
@@ -75,8 +75,8 @@ class DpScheduler:
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
         self.engine = GroupedEngine(capacity, rank)
         self.heartbeat = Heartbeat.create()
-        self._mailbox = Mailbox(group, rank)
-        self.channel = CountingChannel(folder, wake=self._mailbox)
+        self._mailbox = LocalMailbox(group, rank)
+        self.channel = CountingChannel(folder, wake=self._mailbox.wake)
         self._said.connect(scheduler_socket(folder))
         config = WorkerConfig(chunked_prefill_size=8, max_prefill_tokens=16)
         self.scheduler = Scheduler(
@@ -161,7 +161,7 @@ def other_dp_rank() -> Iterator[Lockstep]:
     asked = [generate(f"other {n}", [n, 7, n + 1] * 4, 10 + n, seed=n) for n in range(4)]
     capacity = Capacity(num_pages=64, page_size=4, num_slots=3, context_length=64)
     with dp_groups(2) as groups, ThreadPoolExecutor(1) as pool:
-        mailboxes = [Mailbox(group, rank) for rank, group in enumerate(groups)]
+        mailboxes = [LocalMailbox(group, rank) for rank, group in enumerate(groups)]
         own, other = (Lockstep(one, Heartbeat.create()) for one in mailboxes)
         done = pool.submit(
             run, {0: list(asked)}, engine=GroupedEngine(capacity, 1), capacity=capacity, group=other

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
@@ -14,6 +15,7 @@ from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError, WrongKeyE
 from mla_router.worker.nodes.messages import Ended, Hello, LeaderBeat, Refused, Session, Welcome
 
 RETRY_S = 0.5
+NO_PAGES: Mapping[int, Heartbeat] = MappingProxyType({})
 
 
 class NodeError(Exception):
@@ -24,18 +26,21 @@ class SettingsError(NodeError):
     """The settings of the nodes differ: a later attempt would fail as well."""
 
 
-async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link, Session]:
-    """Connects to node 0, which may start later. `warn` gets the reason of a failed attempt, once.
+async def join(
+    config: WorkerConfig, warn: Callable[[str], None], urls: Sequence[str] = ()
+) -> tuple[Link, Session]:
+    """Connects to node 0, which may start later. `warn` gets the reason of a failed attempt, once. `urls`: of the workers on
+    this node.
 
     Raises NodeError after --dist-timeout, SettingsError.
     """
     deadline = time.monotonic() + config.dist_timeout
-    own = facts(config)
+    hello = Hello(config.node_rank, facts(config), tuple(urls))
     told = reason = ""
     while time.monotonic() < deadline:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await _join_once(config, own)
+                return await _join_once(config, hello)
         except WrongKeyError as error:
             reason = str(error)
             if reason != told:
@@ -54,14 +59,14 @@ async def join(config: WorkerConfig, warn: Callable[[str], None]) -> tuple[Link,
     )
 
 
-async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, Session]:
+async def _join_once(config: WorkerConfig, hello: Hello) -> tuple[Link, Session]:
     """Raises OSError, LinkError, SettingsError."""
     host, port = host_port(config.dist_init_addr)
     reader, writer = await asyncio.open_connection(host, port)
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             link = await Link.connect(reader, writer, config.dist_key)
-            link.send(Hello(config.node_rank, own))
+            link.send(hello)
             answer = await link.receive(HANDSHAKE_S)
         match answer:
             case Welcome(session):
@@ -77,14 +82,20 @@ async def _join_once(config: WorkerConfig, own: dict[str, str]) -> tuple[Link, S
         raise
 
 
-async def follow(link: Link, rank_0: Heartbeat, timeout_s: float) -> str:
+async def follow(
+    link: Link, rank_0: Heartbeat, timeout_s: float, others: Mapping[int, Heartbeat] = NO_PAGES
+) -> str:
     """Copies the state of rank 0 to its page on this machine until node 0 ends its ranks. Returns the reason.
 
+    `others`: with DP attention, the pages of all ranks of other nodes, which get the states of these ranks instead.
     `timeout_s`: longest silence. Raises LinkError.
     """
     while True:
         match await link.receive(timeout_s):
-            case LeaderBeat(serves, expected_s):
+            case LeaderBeat(ranks=states) if others and len(states) > max(others):
+                for rank, page in others.items():
+                    page.report(states[rank].age_s, is_frozen=states[rank].is_frozen)
+            case LeaderBeat(serves, expected_s) if not others:
                 rank_0.mirror(serves=serves, expected_s=expected_s)
             case Ended(reason):
                 return reason

@@ -12,17 +12,20 @@ import secrets
 import socket
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.heartbeat_watch import RanksWatch
 from mla_router.worker.nodes.address import host_port, resolve
 from mla_router.worker.nodes.equal import difference, facts
 from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError
 from mla_router.worker.nodes.messages import (
     Ended,
     Hello,
+    LeaderBeat,
+    RankState,
     Refused,
     Session,
     Welcome,
@@ -38,10 +41,19 @@ log = logging.getLogger(__name__)
 class Nodes:
     """All other nodes, and the sockets of node 0 for them."""
 
-    def __init__(self, config: WorkerConfig, heartbeat: Heartbeat, store: socket.socket) -> None:
-        """`heartbeat`: that of rank 0. `store`: the listening socket of the store."""
+    def __init__(
+        self,
+        config: WorkerConfig,
+        heartbeat: Heartbeat,
+        store: socket.socket,
+        on_urls: Callable[[int, Sequence[str]], None],
+    ) -> None:
+        """`heartbeat`: that of rank 0. `store`: the listening socket of the store. `on_urls`: see `other_nodes`."""
         self._config = config
         self._rank_0 = heartbeat
+        self._on_urls = on_urls
+        pages = map(heartbeat.of_rank, range(config.tp_size if config.attn_dp_size > 1 else 0))
+        self._watched = [(page, RanksWatch([page])) for page in pages]
         self._facts = facts(config)
         self._store = store
         self._reason = "node 0 has ended or restarts its ranks; its own log lines say why"
@@ -63,6 +75,10 @@ class Nodes:
     @property
     def ranks(self) -> list[RemoteRank]:
         return [RemoteRank(rank, node) for node in self.others for rank in node.ranks]
+
+    async def watch(self) -> None:
+        """Watches the ranks of this node for the others, which do not see their processes. With DP attention only."""
+        await asyncio.gather(*(watch.run() for _, watch in self._watched))
 
     async def expect(self) -> None:
         """Ends the missing nodes after --dist-timeout, and with them the worker."""
@@ -102,9 +118,10 @@ class Nodes:
                 return
             node = self.others[hello.node - 1]
             node.has_come = True
+            self._on_urls(node.number, hello.urls)
             link.send(Welcome(self.session))
             log.info("%s has come, from %s", node.name, peer[0] if peer else "?")
-            await node.serve(link, self._rank_0, self._config.watchdog_timeout)
+            await node.serve(link, self._beat, self._config.watchdog_timeout)
             with suppress(LinkError):
                 link.send(Ended(self._reason))
         except (LinkError, TimeoutError, OSError) as error:
@@ -118,6 +135,11 @@ class Nodes:
     def end(self) -> None:
         for node in self.others:
             node.end(EXIT_NODE_ENDED)
+
+    def _beat(self) -> LeaderBeat:
+        rank_0 = self._rank_0
+        states = tuple(RankState(page.age, watch.is_frozen) for page, watch in self._watched)
+        return LeaderBeat(rank_0.pid != 0, rank_0.expected_s, states)
 
     def _refuse(self, hello: Hello) -> Refused | None:
         if not 0 < hello.node <= len(self.others):
@@ -141,17 +163,21 @@ class Nodes:
 
 
 @asynccontextmanager
-async def other_nodes(config: WorkerConfig, heartbeat: Heartbeat) -> AsyncIterator[Nodes | None]:
+async def other_nodes(
+    config: WorkerConfig,
+    heartbeat: Heartbeat,
+    on_urls: Callable[[int, Sequence[str]], None] = lambda _node, _urls: None,
+) -> AsyncIterator[Nodes | None]:
     """Listens for the other nodes within the block; yields None on one machine. At the end all nodes end their ranks.
 
-    Raises ConfigError if --dist-init-addr is no address of this machine, or its port is taken.
+    `heartbeat`: that of rank 0. `on_urls` gets the number of a node that comes, and the addresses of its workers. Raises ConfigError if --dist-init-addr is no address of this machine, or its port is taken.
     """
     if config.nnodes == 1:
         yield None
         return
     listener, store = _listen(config)
     with listener, store:
-        nodes = Nodes(config, heartbeat, store)
+        nodes = Nodes(config, heartbeat, store, on_urls)
         connections: set[asyncio.Task[None]] = set()
 
         def accept(reader: StreamReader, writer: StreamWriter) -> None:
@@ -160,12 +186,13 @@ async def other_nodes(config: WorkerConfig, heartbeat: Heartbeat) -> AsyncIterat
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(accept, sock=listener)
-        expecting = asyncio.create_task(nodes.expect())
+        beside = [asyncio.create_task(nodes.expect()), asyncio.create_task(nodes.watch())]
         try:
             yield nodes
         finally:
             server.close()
-            expecting.cancel()
+            for task in beside:
+                task.cancel()
             nodes.end()
             if connections:  # the last messages
                 _, late = await asyncio.wait(connections, timeout=2.0)

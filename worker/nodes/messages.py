@@ -24,6 +24,7 @@ class Hello(Message, frozen=True):
 
     node: int
     facts: dict[str, str]  # see `equal.py`
+    urls: tuple[str, ...] = ()  # of the workers on the node: its DP ranks, with DP attention
 
 
 class Welcome(Message, frozen=True):
@@ -39,18 +40,20 @@ class Refused(Message, frozen=True):
     is_final: bool  # a later attempt with the same settings would fail as well
 
 
-class LeaderBeat(Message, frozen=True):
-    """The state of rank 0, sent every BEAT_S seconds."""
-
-    serves: bool
-    expected_s: float  # seconds that the steps in flight should take
-
-
 class RankState(Message, frozen=True):
     """The state of a rank, as its own node sees it."""
 
     age_s: float  # seconds since its last heartbeat
     is_frozen: bool
+
+
+class LeaderBeat(Message, frozen=True):
+    """The state of rank 0, sent every BEAT_S seconds. With DP attention also that of all ranks, in order, because the server
+    of each DP rank watches all of them."""
+
+    serves: bool
+    expected_s: float  # seconds that the steps in flight should take
+    ranks: tuple[RankState, ...] = ()
 
 
 class NodeBeat(Message, frozen=True):

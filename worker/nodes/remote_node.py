@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mla_router.worker.heartbeat import Heartbeat
@@ -47,10 +47,10 @@ class Node:
     def is_running(self) -> bool:
         return not self._ended.done()
 
-    async def serve(self, link: Link, rank_0: Heartbeat, timeout_s: float) -> None:
-        """Exchanges beats until one side ends. `timeout_s`: longest silence."""
+    async def serve(self, link: Link, beat: Callable[[], LeaderBeat], timeout_s: float) -> None:
+        """Exchanges beats until one side ends. `beat` returns the next one of node 0. `timeout_s`: longest silence."""
         receiving = asyncio.create_task(self._receive(link, timeout_s))
-        sending = asyncio.create_task(_send_beats(link, rank_0))
+        sending = asyncio.create_task(_send_beats(link, beat))
         ending = asyncio.create_task(self.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (receiving, sending, ending)
         try:
@@ -110,7 +110,7 @@ def node_name(number: int, ranks: range) -> str:
     return f"node {number} (ranks {ranks.start} to {ranks.stop - 1})"
 
 
-async def _send_beats(link: Link, rank_0: Heartbeat) -> None:
+async def _send_beats(link: Link, beat: Callable[[], LeaderBeat]) -> None:
     while True:
-        link.send(LeaderBeat(serves=rank_0.pid != 0, expected_s=rank_0.expected_s))
+        link.send(beat())
         await asyncio.sleep(BEAT_S)

@@ -68,11 +68,11 @@ def run(
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
     from mla_router.worker.ranks.load import arrive, endpoint_of, load_rank
-    from mla_router.worker.ranks.remote_calls import CallKeys, RemoteReceiver
+    from mla_router.worker.ranks.remote_calls import RemoteReceiver, SessionKeys
 
     location = rendezvous_flags.store_location(arguments)
     assert location is not None, "a rank other than 0 has a rendezvous"
-    is_near = rank in config.ranks_of(0)
+    is_near = config.leads_here
     receiver: CallReceiver | RemoteReceiver
     if is_near:
         receiver = CallReceiver(arguments.ipc_dir, rank - config.ranks.start)
@@ -85,7 +85,7 @@ def run(
         masks = MaskMemory(arguments.masks_fd, *sizes)
     else:
         assert location.session is not None, "a rank on another node"
-        keys = CallKeys(config.dist_key, location.session.id)
+        keys = SessionKeys(config.dist_key, location.session.id)
         masks = MaskMemory.create(*sizes)
         receiver = RemoteReceiver(rendezvous.told(endpoint_of(rank)), rank, keys, masks)
     follower = Follower(engine, leader.of_rank(rank), leader, masks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RanksError(Exception):
-    """Some ranks of the worker did not arrive in time. The message names them."""
+    """Some ranks did not arrive in time, or their connections have ended. The message names them."""
 
 
 class CallError(ValueError):

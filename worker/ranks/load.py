@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
 
@@ -19,7 +19,8 @@ from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.ranks.channel import CallSender
 from mla_router.worker.ranks.leader import Leader
-from mla_router.worker.ranks.remote_calls import CallKeys, RemoteCalls
+from mla_router.worker.ranks.remote_calls import RemoteCalls, SessionKeys
+from mla_router.worker.ranks.remote_mailbox import RemoteMailbox
 from mla_router.worker.ranks.rendezvous import Rendezvous
 from mla_router.worker.ranks.stores import StoreLocation
 
@@ -58,29 +59,41 @@ def load_rank(
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
 
 
+class LoadedLeader(NamedTuple):
+    """The first rank of a worker, whose other ranks are loaded as well."""
+
+    engine: Engine
+    calls: StepEngine[Any]  # the engine, with the other ranks behind it
+    mailbox: RemoteMailbox | None = None  # for the DP ranks on several nodes
+
+
 def load_leader(
     config: WorkerConfig, ipc_dir: Path, location: StoreLocation | None
-) -> tuple[Engine, StepEngine[Any]]:
-    """Loads the first rank of a worker, and waits for all ranks. Returns its engine, and that engine with the other ranks of
-    the worker behind it.
+) -> LoadedLeader:
+    """Loads the first rank of a worker, and waits for all ranks.
 
     `location`: the store of the rendezvous; None for one rank. Raises ConfigError, RanksError.
     """
     if location is None:
         engine = load_rank(config, 0, None)
-        return engine, engine
+        return LoadedLeader(engine, engine)
     first = config.ranks.start
     store = location.open(first, config.dist_timeout)
     rendezvous = arrive(config, first, store)
     remote = _open_remote(config, location, rendezvous)
+    mailbox = _open_mailbox(config, location, rendezvous)
     rendezvous.all_arrived()
     sender = CallSender(ipc_dir, len(config.ranks_here), remote)
+    if mailbox is not None:
+        dp_ranks = set(range(mailbox.size)) - {mailbox.rank}
+        endpoints = {rank: rendezvous.told(_mailbox_of(rank)) for rank in dp_ranks}
+        mailbox.connect(endpoints, config.dist_timeout)
     engine = load_rank(config, first, store, location.address)
     rendezvous.report_loaded()
     rendezvous.all_loaded()
     if remote is not None:
         remote.wait_connected(config.dist_timeout)
-    return engine, Leader(engine, sender)
+    return LoadedLeader(engine, Leader(engine, sender), mailbox)
 
 
 def arrive(config: WorkerConfig, rank: int, store: Store) -> Rendezvous:
@@ -98,11 +111,27 @@ def endpoint_of(rank: int) -> str:
 def _open_remote(
     config: WorkerConfig, location: StoreLocation, rendezvous: Rendezvous
 ) -> RemoteCalls | None:
-    """Listens for the ranks on other nodes, and tells them the addresses; None on one machine."""
-    if location.session is None:
-        return None
+    """Listens for the ranks of this worker on other nodes, and tells them the addresses; None without such ranks."""
     ranks = config.ranks[len(config.ranks_here) :]
-    remote = RemoteCalls(location.address, ranks, CallKeys(config.dist_key, location.session.id))
+    if location.session is None or not ranks:
+        return None
+    remote = RemoteCalls(location.address, ranks, SessionKeys(config.dist_key, location.session.id))
     for rank, endpoint in remote.endpoints.items():
         rendezvous.tell(endpoint_of(rank), endpoint)
     return remote
+
+
+def _mailbox_of(dp_rank: int) -> str:
+    return f"the address of messages to DP rank {dp_rank}"
+
+
+def _open_mailbox(
+    config: WorkerConfig, location: StoreLocation, rendezvous: Rendezvous
+) -> RemoteMailbox | None:
+    """Listens for the DP ranks on other nodes, and tells them the address; None on one machine."""
+    if location.session is None or config.attn_dp_size == 1:
+        return None
+    keys = SessionKeys(config.dist_key, location.session.id)
+    mailbox = RemoteMailbox(location.address, config.attn_dp_rank, config.attn_dp_size, keys)
+    rendezvous.tell(_mailbox_of(mailbox.rank), mailbox.endpoint)
+    return mailbox

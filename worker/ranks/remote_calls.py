@@ -13,21 +13,21 @@ import time
 
 import numpy as np
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from mla_router.worker.mask_memory import MaskMemory
-from mla_router.worker.nodes.secret import derive, equal
+from mla_router.worker.nodes.secret import derive
 from mla_router.worker.ranks.calls import MAX_CALL, EngineCall, Sample, decode
+from mla_router.worker.ranks.connection import describe_end, watch
 from mla_router.worker.ranks.errors import CallError, RanksError
+from mla_router.worker.ranks.guard import Guard
 
 # Calls that a rank has not taken. Rank 0 is at most a few steps ahead of a rank that exchanges with it.
 MAX_WAITING = 64
 
 
-class CallKeys:
-    """The CURVE keys of the calls of one start."""
+class SessionKeys:
+    """The CURVE keys of one start: of engine calls, and of the messages between DP ranks."""
 
     def __init__(self, secret: str, session: str) -> None:
         self._secret = secret
@@ -41,6 +41,10 @@ class CallKeys:
         """Returns public and secret key of another rank."""
         return self._pair(f"calls to rank {rank}")
 
+    def dp_rank(self, dp_rank: int) -> tuple[bytes, bytes]:
+        """Returns public and secret key of a DP rank."""
+        return self._pair(f"messages of DP rank {dp_rank}")
+
     def _pair(self, purpose: str) -> tuple[bytes, bytes]:
         secret = z85.encode(derive(self._secret, purpose, self._session))
         return zmq.curve_public(secret), secret
@@ -49,23 +53,20 @@ class CallKeys:
 class RemoteCalls:
     """The end of rank 0: a socket for each rank on another node."""
 
-    def __init__(self, address: str, ranks: range, keys: CallKeys) -> None:
+    def __init__(self, address: str, ranks: range, keys: SessionKeys) -> None:
         """Listens on `address`, on a free port for each of `ranks`."""
         self._context = zmq.Context()
-        self._guard = ThreadAuthenticator(self._context)  # until all ranks are connected
-        self._guard.start()
+        domains = {rank: f"rank-{rank}" for rank in ranks}
+        known = {domain: [keys.rank(rank)[0]] for rank, domain in domains.items()}
+        self._guard = Guard(self._context, known)  # until all ranks are connected
         sockets: dict[int, zmq.Socket[bytes]] = {}
         host = f"[{address}]" if ":" in address else address
         for rank in ranks:
-            domain = f"rank-{rank}"
-            self._guard.configure_curve_callback(domain, _OneKey(keys.rank(rank)[0]))
             socket = self._context.socket(zmq.PUSH)
             socket.setsockopt(zmq.IPV6, ":" in address)
             socket.setsockopt(zmq.SNDHWM, MAX_WAITING)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without the guard nobody is let in
-            socket.curve_server = True
+            self._guard.protect(socket, domains[rank])
             socket.curve_publickey, socket.curve_secretkey = keys.leader()
             socket.bind(f"tcp://{host}:*")
             sockets[rank] = socket
@@ -110,7 +111,7 @@ class RemoteCalls:
 class RemoteReceiver:
     """The end of another rank, as `CallReceiver`."""
 
-    def __init__(self, endpoint: str, rank: int, keys: CallKeys, masks: MaskMemory) -> None:
+    def __init__(self, endpoint: str, rank: int, keys: SessionKeys, masks: MaskMemory) -> None:
         """`masks`: memory of this rank for the bitmasks of the calls."""
         self._masks = masks
         self._context = zmq.Context()
@@ -118,15 +119,9 @@ class RemoteReceiver:
         socket.setsockopt(zmq.IPV6, "[" in endpoint)
         socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_CALL)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.curve_serverkey = keys.leader()[0]
         socket.curve_publickey, socket.curve_secretkey = keys.rank(rank)
-        self._events = socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        )
+        self._events = watch(socket)
         self._socket = socket
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -139,8 +134,7 @@ class RemoteReceiver:
         if self._socket in ready:
             return self._read(*self._socket.recv_multipart(zmq.NOBLOCK))
         if self._events in ready:
-            event = zmq.Event(recv_monitor_message(self._events)["event"])
-            raise CallError(f"the connection for the calls of rank 0 has ended ({event.name})")
+            raise CallError(f"the connection for the calls of rank 0 {describe_end(self._events)}")
         return None
 
     def _read(self, frame: bytes, *bits: bytes) -> EngineCall:
@@ -158,13 +152,3 @@ class RemoteReceiver:
     def close(self) -> None:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
-
-
-class _OneKey:
-    """Lets one public key pass."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 (pyzmq's signature)
-        return equal(key, self._key)

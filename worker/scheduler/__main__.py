@@ -22,7 +22,7 @@ from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine, StepSeconds
-from mla_router.worker.dp_group import DpGroup, Mailbox
+from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.heartbeat import Heartbeat
@@ -83,12 +83,16 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
 
     grammars = _start_grammars(config, arguments.masks_fd)
     ipc_dir = arguments.ipc_dir
-    engine, calls = load_leader(config, ipc_dir, rendezvous_flags.store_location(arguments))
+    location = rendezvous_flags.store_location(arguments)
+    engine, calls, remote = load_leader(config, ipc_dir, location)
+    mailbox: Mailbox | None = remote
     dp_group = DpGroup.of_flag(arguments.dp_group)
-    mailbox = Mailbox(dp_group, config.attn_dp_rank) if dp_group is not None else None
-    group = Lockstep(mailbox, heartbeat) if mailbox is not None else Alone()
+    if dp_group is not None and mailbox is None:  # on one machine
+        mailbox = LocalMailbox(dp_group, config.attn_dp_rank)
+    group = Alone() if mailbox is None else Lockstep(mailbox, heartbeat)
     measured = _first_steps(engine, calls, config, group)
-    channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1, wake=mailbox)
+    wake = None if mailbox is None else mailbox.wake
+    channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1, wake=wake)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
         calls,

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from mla_router.worker.dp_group import HasFileno
 from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
@@ -33,10 +34,6 @@ class Channel(Protocol):
 
     def send(self, message: ToServer, server: int | None = None) -> None:
         """Sends to one server, or to all of them by default."""
-
-
-class HasFileno(Protocol):
-    def fileno(self) -> int: ...
 
 
 class ZmqChannel:

@@ -114,23 +114,27 @@ def rank_inputs(
     if config.tp_size == 1:
         yield RankInputs()
         return
+    inherited = [os.memfd_create("mla-router-masks")]
+    flags = [f"--masks-fd={inherited[0]}"]
     if group is not None:
-        store = os.dup(group.store)
+        store, session, address = group.store, group.session, group.address
+    elif nodes is not None:
+        store, session, address = nodes.store_fd, nodes.session, nodes.address
     else:
-        store = os.memfd_create("mla-router-ranks") if nodes is None else os.dup(nodes.store_fd)
-    masks = os.memfd_create("mla-router-masks")
-    flags: tuple[str, ...] = (f"--store-fd={store}", f"--masks-fd={masks}")
+        store, session, address = os.memfd_create("mla-router-ranks"), None, ""
+        inherited.append(store)
+    interface: Mapping[str, str] = {}
+    if store is not None:
+        flags.append(f"--store-fd={store}")
+    if session is not None:
+        flags += [f"--session={msgspec.json.encode(session).decode()}", f"--address={address}"]
+        interface = nccl_environment(address, config.device)
+    shared = inherited if store is None else {*inherited, store}
     try:
-        if nodes is None:
-            yield RankInputs(flags, (store, masks), group=group)
-        else:
-            session = msgspec.json.encode(nodes.session).decode()
-            flags += (f"--session={session}", f"--address={nodes.address}")
-            interface = nccl_environment(nodes.address, config.device)
-            yield RankInputs(flags, (store, masks), interface)
+        yield RankInputs(tuple(flags), tuple(shared), interface, group)
     finally:
-        os.close(store)
-        os.close(masks)
+        for descriptor in inherited:
+            os.close(descriptor)
 
 
 @asynccontextmanager

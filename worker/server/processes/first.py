@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ async def run(
     with ipc_directory() as directory:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.
         async with (
-            other_nodes(config, state.heartbeat) as nodes,
+            # With DP attention the launchers of the nodes know each other
+            other_nodes(config, state.heartbeat) if group is None else nullcontext() as nodes,
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
             rank_group(scheduler, rank, state, directory, client, nodes, group) as ranks,
@@ -204,18 +205,18 @@ class _Worker:
 
 
 def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
     device = limits.device
     if (ranks := len(config.ranks)) > 1:
         last = config.base_gpu_id + len(config.ranks_here) - 1
         device = f"{ranks} ranks on {device}" + (f" to cuda:{last}" if device != "cpu" else "")
-        device += f" of {config.nnodes} nodes" if config.nnodes > 1 else ""
     if config.attn_dp_size > 1:
         device = f"DP rank {config.attn_dp_rank} of {config.attn_dp_size}, {device}"
+    if config.nnodes > 1:
+        device += f" on {'one' if config.attn_dp_size > 1 else 'each'} of {config.nnodes} nodes"
     overlap = "off" if config.disable_overlap_schedule else "on"
     servers = config.tokenizer_worker_num
     return (
-        f"worker {config.name} ready: http://{host}:{config.port}, model {config.model_name}, "
+        f"worker {config.name} ready: {config.url}, model {config.model_name}, "
         f"{device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens of {limits.kv_cache_dtype} "
         f"in pages of {limits.page_size}, overlap {overlap}, "
         f"{servers} server {'process' if servers == 1 else 'processes'}, {seconds:.1f} s"

@@ -1,0 +1,28 @@
+"""The workers on other nodes (DP ranks of --nnodes), as the router of node 0 knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mla_router import Router
+
+
+class RemoteWorkers:
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._urls: dict[int, Sequence[str]] = {}
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of all, by node."""
+        return [url for node in sorted(self._urls) for url in self._urls[node]]
+
+    def come(self, node: int, urls: Sequence[str]) -> None:
+        """Adds the workers of a node to the router, and removes those of its earlier start that it has no longer."""
+        before, self._urls[node] = set(self._urls.get(node, ())), urls
+        for url in before - set(urls):
+            self._router.remove_worker(url)
+        for url in set(urls) - before:
+            self._router.add_worker(url)
