@@ -2,10 +2,11 @@
 
 With many rows an expert the tensor cores take the time, and reads of tiles from L2 if tiles are small. A tile is 128 rows x
 256 outputs, so that two reads serve as many products as possible: 128 outputs of gate and the same of up, or 256 of down.
-A program is twelve warps. Four copy tiles to a ring in shared memory: the weights by the tensor memory accelerator, the
-rows of tokens one by one. Two warpgroups multiply 64 rows each. While one adds a product times its scales to its sums in
+A program is twelve warps. Four copy tiles and their scales to a ring in shared memory: weights and the rows of blocks by the
+tensor memory accelerator, the rows of tokens one by one. Two warpgroups multiply 64 rows each. While one adds a product times its scales to its sums in
 float32, the product of the other uses the tensor cores. There is one program for each multiprocessor, and each takes tile
-after tile: the next one arrives while results of the last one are written.
+after tile: the next one arrives while results of the last one are written. Scales that the warpgroups loaded from memory
+themselves, one step ahead, were late.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 ROWS = 128  # of a block
 OUTPUTS = 128  # of each of the two weights of a tile: rows of a block of scales
 NUM_WARPS = 12  # tilings with so many are of these kernels
-LAG = 2  # steps whose rows are under way at once
+LAG = 1  # further steps that are under way when the rows and scales of a step are awaited
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 216, 72  # of a thread
 
 
@@ -55,7 +56,7 @@ def gate_up_hopper(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile) ->
     """`gate_up_quantized` with blocks of ROWS sorted rows, and groups of OUTPUTS columns."""
     width = gate_up.values.shape[1] // 2
     out = x.values.new_empty(blocks.intermediate_rows, width)
-    out_scales = x.scales.new_empty(len(out), width // OUTPUTS)
+    out_scales = x.scales.new_empty(width // OUTPUTS, len(out)).t()
     _launch(x, gate_up, blocks, tile, out, out_scales, columns=width // OUTPUTS)
     return Quantized(out, out_scales, OUTPUTS, x.dtype)
 
@@ -82,9 +83,12 @@ def _launch(
     assert weight.scales is not None and x.values.numel() < 1 << 31
     _, outputs, inputs = weight.values.shape
     matrix = TensorDescriptor.from_tensor(weight.values.flatten(0, 1), [OUTPUTS, GROUP], _layout())
+    rows: Tensor | TensorDescriptor = x.values
+    if out_scales is None:
+        rows = TensorDescriptor.from_tensor(x.values, [ROWS, GROUP], _layout())
     programs = min(limits(x.values.device).multiprocessors, blocks.max_blocks * columns)
     _grouped[(programs,)](
-        x.values,
+        rows,
         x.scales,
         matrix,
         weight.scales,
@@ -96,6 +100,7 @@ def _launch(
         blocks.ids.numel(),
         tile.group_m,
         *x.scales.stride(),
+        0 if out_scales is None else out_scales.stride(1),
         TOP_K=blocks.ids.shape[1],
         INPUTS=inputs,
         OUTPUTS_OF_EXPERT=outputs,
@@ -114,7 +119,7 @@ def _layout() -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([OUTPUTS, GROUP], gl.float8e4nv)
 
 
-@gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride"])
+@gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride", "out_group_stride"])
 def _grouped(
     x,
     x_scales,
@@ -129,6 +134,7 @@ def _grouped(
     group_m,
     row_stride,
     group_stride,
+    out_group_stride,
     TOP_K: gl.constexpr,
     INPUTS: gl.constexpr,
     OUTPUTS_OF_EXPERT: gl.constexpr,
@@ -140,28 +146,31 @@ def _grouped(
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """With `out_scales` the rows of x are tokens', and the outputs of gate and up become one. Otherwise they are the blocks'
-    rows. Two weight tiles of a step are next to each other in the ring."""
+    rows, and x is a descriptor of their tiles. Two weight tiles of a step are next to each other in the ring."""
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
     OUTPUTS: gl.constexpr = weight.block_type.shape[0]
     DEPTH: gl.constexpr = weight.block_type.shape[1]
     weights = gl.allocate_shared_memory(weight.dtype, [STAGES * 2, OUTPUTS, DEPTH], weight.layout)
     rows = gl.allocate_shared_memory(weight.dtype, [STAGES, ROWS, DEPTH], weight.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * ROWS], plain)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=2)  # the weights, and the rows
         mbarrier.init(empty.index(stage), count=2)
-    ring = weights, rows, full, empty
+    ring = weights, rows, scales, full, empty
     work = pairs, experts, block_count, num_pairs, group_m
-    operands = ring, work, (x_scales, weight_scales, row_stride, group_stride), (out, out_scales)
+    operands = ring, work, (out, out_scales, out_group_stride)
+    sources = x, weight, x_scales, weight_scales, row_stride, group_stride
     gl.warp_specialize(
         [
-            (_consume, (operands, 0, TOP_K, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
-            (_consume, (operands, 1, TOP_K, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
+            (_consume, (operands, 0, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
+            (_consume, (operands, 1, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
             (
                 _produce,
                 (
-                    (ring, work, x, weight),
+                    (ring, work, sources),
                     out_scales is not None,
                     TOP_K,
                     INPUTS,
@@ -199,9 +208,11 @@ def _produce(
     COLUMNS: gl.constexpr,
     LAG: gl.constexpr,
 ):
-    """Copies the tiles of all steps. The rows of a step are announced when those of LAG more steps are under way."""
-    ring, work, x, weight = operands
-    weights, rows, full, empty = ring
+    """Copies the tiles of all steps, and their scales: one for each row, and one of each weight tile for half of the rows.
+    Those of a step are announced when those of LAG more steps are under way."""
+    ring, work, sources = operands
+    weights, rows, scales, full, empty = ring
+    x, weight, x_scales, weight_scales, row_stride, group_stride = sources
     pairs, experts, block_count, num_pairs, group_m = work
     STAGES: gl.constexpr = rows.shape[0]
     ROWS: gl.constexpr = rows.shape[1]
@@ -213,35 +224,55 @@ def _produce(
     copied: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
     k = gl.arange(0, DEPTH, gl.SliceLayout(0, copied))
+    copied_scales: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    line = gl.arange(0, ROWS, copied_scales)
+    half = line // (ROWS // 2)
     count = gl.load(block_count)
     step = 0
     tile = gl.program_id(0)
     block, column = block_and_column(tile, count, COLUMNS, group_m)
     if GATED:
         token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
+        token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
     while tile < count * COLUMNS:
         expert = gl.load(experts + block)
         first = expert * OUTPUTS_OF_EXPERT + column * TILE
-        source = block * ROWS + row
+        first_row = block * ROWS
+        source_of_line = first_row + line
         if GATED:
-            source = token
-        x_at = gl.expand_dims(source * INPUTS, 1) + gl.expand_dims(k, 0)
+            source_of_line = token_of_line
+            x_at = gl.expand_dims(token * INPUTS, 1) + gl.expand_dims(k, 0)
+        x_scale_at = source_of_line.to(gl.int64) * row_stride
+        weight_scale_at = (first // OUTPUTS + half * (OTHER // OUTPUTS)) * STEPS
         tile += gl.num_programs(0)
         block, column = block_and_column(tile, count, COLUMNS, group_m)
         if GATED:  # known when the next tile begins
             token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
+            token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
         for i in range(STEPS):
             stage = step % STAGES
             arrived = full.index(stage)
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(arrived, 2 * weight.block_type.nbytes)
+            mbarrier.expect(arrived, (2 if GATED else 3) * weight.block_type.nbytes)
             tma.async_copy_global_to_shared(
                 weight, [first, i * DEPTH], arrived, weights.index(2 * stage)
             )
             tma.async_copy_global_to_shared(
                 weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
             )
-            async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
+            if GATED:
+                async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
+            else:
+                tma.async_copy_global_to_shared(
+                    x, [first_row, i * DEPTH], arrived, rows.index(stage)
+                )
+            of_stage = scales.index(stage)
+            async_copy.async_copy_global_to_shared(
+                of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
+            )
+            async_copy.async_copy_global_to_shared(
+                of_stage.slice(ROWS, ROWS), weight_scales + weight_scale_at + i
+            )
             async_copy.commit_group()
             if step >= LAG:
                 _announce(full, step - LAG, LAG)
@@ -253,7 +284,7 @@ def _produce(
 
 @gluon.jit
 def _announce(full, step, UNDER_WAY: gl.constexpr):
-    """Says that the rows of a step have arrived, behind which UNDER_WAY steps are under way."""
+    """Says that the rows and scales of a step have arrived, behind which UNDER_WAY steps are under way."""
     STAGES: gl.constexpr = full.shape[0]
     async_copy.wait_group(UNDER_WAY)
     fence_async_shared()
@@ -265,47 +296,33 @@ def _announce(full, step, UNDER_WAY: gl.constexpr):
 def _consume(
     operands,
     HALF: gl.constexpr,
-    TOP_K: gl.constexpr,
     INPUTS: gl.constexpr,
     OUTPUTS_OF_EXPERT: gl.constexpr,
     COLUMNS: gl.constexpr,
 ):
     """Multiplies the first or the last half of the rows of each tile, and stores the results."""
-    ring, work, scales, results = operands
-    weights, rows, full, empty = ring
-    pairs, experts, block_count, num_pairs, group_m = work
-    x_scales, weight_scales, row_stride, group_stride = scales
-    out, out_scales = results
+    ring, work, results = operands
+    weights, rows, scales, full, empty = ring
+    pairs, _experts, block_count, num_pairs, group_m = work
+    out, out_scales, out_group_stride = results
     GATED: gl.constexpr = out_scales is not None
     STAGES: gl.constexpr = rows.shape[0]
     ROWS: gl.constexpr = rows.shape[1]
     OUTPUTS: gl.constexpr = weights.shape[1]
     DEPTH: gl.constexpr = weights.shape[2]
     STEPS: gl.constexpr = INPUTS // DEPTH
-    BLOCKS: gl.constexpr = OUTPUTS_OF_EXPERT // OUTPUTS  # of scales
-    OTHER: gl.constexpr = BLOCKS // 2 if GATED else 1
-    TILE: gl.constexpr = 1 if GATED else 2  # blocks of scales
     PART: gl.constexpr = ROWS // 2
     product: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
-    row = HALF * PART + gl.arange(0, PART, gl.SliceLayout(1, product))
+    of_rows: gl.constexpr = gl.SliceLayout(1, product)
     count = gl.load(block_count)
     step = 0
     tile = gl.program_id(0)
     nothing = gl.zeros([PART, OUTPUTS], gl.float32, product)
     while tile < count * COLUMNS:
         block, column = block_and_column(tile, count, COLUMNS, group_m)
-        expert = gl.load(experts + block)
-        source = block * ROWS + row
-        if GATED:
-            source = _tokens(pairs, block, row, num_pairs, TOP_K, ROWS)
-        scale_at = weight_scales + (expert * BLOCKS + column * TILE) * STEPS
-        x_scale_at = x_scales + source.to(gl.int64) * row_stride
         first = gl.zeros([PART, OUTPUTS], gl.float32, product)
         second = gl.zeros([PART, OUTPUTS], gl.float32, product)
-        x_scale = gl.load(x_scale_at)
-        first_scale = gl.load(scale_at)
-        second_scale = gl.load(scale_at + OTHER * STEPS)
-        for i in range(STEPS):
+        for _ in range(STEPS):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
             operand = rows.index(stage).slice(HALF * PART, PART)
@@ -316,13 +333,12 @@ def _consume(
                 use_acc=False,
                 is_async=True,
             )
-            # The scales of the next step arrive while the product is computed
-            ahead = gl.minimum(i + 1, STEPS - 1)
-            next_x_scale = gl.load(x_scale_at + ahead * group_stride)
-            next_first_scale = gl.load(scale_at + ahead)
-            next_second_scale = gl.load(scale_at + OTHER * STEPS + ahead)
+            of_stage = scales.index(stage)
+            x_scale = of_stage.slice(HALF * PART, PART).load(of_rows)
+            first_scale = of_stage.slice(ROWS, PART).load(of_rows) * x_scale
+            second_scale = of_stage.slice(ROWS + PART, PART).load(of_rows) * x_scale
             part = warpgroup_mma_wait(0, deps=[part])
-            first += part * gl.expand_dims(x_scale * first_scale, 1)
+            first += part * gl.expand_dims(first_scale, 1)
             part = warpgroup_mma(
                 operand,
                 weights.index(2 * stage + 1).permute((1, 0)),
@@ -332,12 +348,17 @@ def _consume(
             )
             part = warpgroup_mma_wait(0, deps=[part])
             mbarrier.arrive(empty.index(stage))
-            second += part * gl.expand_dims(x_scale * second_scale, 1)
-            x_scale, first_scale, second_scale = next_x_scale, next_first_scale, next_second_scale
+            second += part * gl.expand_dims(second_scale, 1)
             step += 1
         if GATED:
             _store_gated(
-                first, second, out, out_scales, block * ROWS + HALF * PART, column, COLUMNS
+                first,
+                second,
+                out,
+                out_scales + column * out_group_stride,
+                block * ROWS + HALF * PART,
+                column,
+                COLUMNS,
             )
         else:
             at = pairs + block * ROWS + HALF * PART
@@ -355,7 +376,7 @@ def _store_gated(gate, up, out, out_scales, first_row, column, COLUMNS: gl.const
     inverse = gl.div_rn(gl.full_like(scale, 1.0), scale)
     rounded = (gated * gl.expand_dims(inverse, 1)).to(out.dtype.element_ty)
     row = first_row + gl.arange(0, gate.shape[0], scale.type.layout)
-    gl.store(out_scales + row.to(gl.int64) * COLUMNS + column, scale)
+    gl.store(out_scales + row, scale)
     stored: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     row = (first_row + gl.arange(0, gate.shape[0], gl.SliceLayout(1, stored))).to(gl.int64)
     at = column * gate.shape[1] + gl.arange(0, gate.shape[1], gl.SliceLayout(0, stored))
