@@ -25,29 +25,94 @@ from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Cont
 async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
     """Yields the events of a streamed answer to `body`."""
     handler = run.handler
-    shared = handler.identity.envelope("chatcmpl-", model)
-    counted = body.wants_continuous_usage
-    # If the stream has usage at all, the earlier chunks have null.
-    no_usage = None if body.wants_usage else msgspec.UNSET
     choices = [ChatChoice(run, index) for index in range(handler.size)]
-    begun = set(handler.known)
     for output in handler.resumed:
         choices[output.index].skip(output)
-    marks = handler.marks()
-    prompt_ids = handler.prompts[0] if run.details.token_ids else msgspec.UNSET
+    writer = ChunkWriter(run, model, body)
+    outputs = await handler.next()
+    # The first event has only the role and is sent with the first token. The client of a continued stream has it
+    # already. The other choices begin with their first piece.
+    events = [] if handler.continues else [writer.role(choices[0])]
+    writer.begun.add(0)
+    while outputs:
+        for output in outputs:
+            choice = choices[output.index]
+            parts = choice.take(output)
+            writer.marks.add(output.index, output.token_ids)
+            text = parts[0].text if len(parts) == 1 and isinstance(parts[0], Content) else ""
+            if text and writer.may_be_plain(choice):
+                events.append(writer.plain(choice, text))
+            elif parts:  # one event, because its mark lists all tokens of the output
+                events.append(writer.event(choice, fill(choice, Piece(), parts)))
+            if output.finish:
+                events.append(writer.event(choice, Piece(), output.finish))
+        if events:
+            yield b"".join(events)  # one write, even if the client is far behind
+            events.clear()
+        outputs = await handler.next()
+    if body.wants_usage:
+        yield writer.usage(await usage_of(run, choices))
 
-    def send(
-        choice: ChatChoice, piece: Piece, finish: Finish | None = None, *, is_role: bool = False
-    ) -> bytes:
-        """Returns the next event of `choice`. The very first one has the prompt's ids. `is_role`: it has only the
-        role."""
-        nonlocal prompt_ids
-        index, ending = choice.index, finish or Finish("")
-        usage = handler.usage_of(index) if counted else no_usage
-        if is_role and isinstance(usage, Usage):
+
+class ChunkWriter:
+    """Writes the events of one stream."""
+
+    def __init__(self, run: ChatRun, model: str, body: ChatRequest) -> None:
+        handler = run.handler
+        self.marks = handler.marks()
+        self.begun = set(handler.known)  # choices whose first event the client has
+        self._run = run
+        self._shared = handler.identity.envelope("chatcmpl-", model)
+        self._counted = body.wants_continuous_usage
+        # If the stream has usage at all, the earlier chunks have null.
+        self._no_usage = None if body.wants_usage else msgspec.UNSET
+        # The very first event has the prompt's ids.
+        has_ids = run.details.token_ids and not handler.continues
+        self._prompt_ids = handler.prompts[0] if has_ids else msgspec.UNSET
+        self._plain = [
+            TextEvent(Chunk(**self._shared, choices=[choice], usage=self._no_usage))
+            for choice in (
+                ChunkChoice(index, Piece(content=PLACEHOLDER)) for index in range(handler.size)
+            )
+        ]
+
+    def role(self, choice: ChatChoice) -> bytes:
+        """Returns the event that has only the role."""
+        usage = self._usage(choice)
+        if isinstance(usage, Usage):
             usage = usage.of_prompt
-        piece.role = msgspec.UNSET if index in begun else "assistant"
-        begun.add(index)
+        return self._event(choice, Piece(content=""), None, usage)
+
+    def event(self, choice: ChatChoice, piece: Piece, finish: Finish | None = None) -> bytes:
+        """Returns the next event of `choice`."""
+        return self._event(choice, piece, finish, self._usage(choice))
+
+    def may_be_plain(self, choice: ChatChoice) -> bool:
+        """Whether an event of `choice` with some text has nothing else."""
+        return choice.index in self.begun and not choice.has_details and not self._counted
+
+    def plain(self, choice: ChatChoice, text: str) -> bytes:
+        """Returns an event with text alone, from a template."""
+        return self._plain[choice.index].of(text, self.marks.take(choice.index))
+
+    def usage(self, usage: Usage) -> bytes:
+        """Returns the last event of a stream with usage."""
+        timing = self._run.handler.timing
+        return event(Chunk(**self._shared, choices=[], usage=usage, metrics=timing))
+
+    def _usage(self, choice: ChatChoice) -> Usage | msgspec.UnsetType | None:
+        return self._run.handler.usage_of(choice.index) if self._counted else self._no_usage
+
+    def _event(
+        self,
+        choice: ChatChoice,
+        piece: Piece,
+        finish: Finish | None,
+        usage: Usage | msgspec.UnsetType | None,
+    ) -> bytes:
+        index, ending = choice.index, finish or Finish("")
+        piece.role = msgspec.UNSET if index in self.begun else "assistant"
+        self.begun.add(index)
         shown = ChunkChoice(
             index,
             piece,
@@ -55,55 +120,11 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             choice.reason_of(finish),
             ending.matched,
             ending.stop_reason,
-            choice.take_token_ids() if run.details.token_ids else msgspec.UNSET,
+            choice.take_token_ids() if self._run.details.token_ids else msgspec.UNSET,
         )
-        told, prompt_ids = prompt_ids, msgspec.UNSET
-        return event(
-            Chunk(
-                **shared,
-                choices=[shown],
-                usage=usage,
-                prompt_token_ids=told,
-            ),
-            marks.take(index, ending.reason or None),
-        )
-
-    plain = [
-        TextEvent(
-            Chunk(
-                **shared, choices=[ChunkChoice(index, Piece(content=PLACEHOLDER))], usage=no_usage
-            )
-        )
-        for index in range(handler.size)
-    ]
-    outputs = await handler.next()
-    # The first event has only the role and is sent with the first token. The client of a continued stream has it
-    # already. The other choices begin with their first piece.
-    events = []
-    if handler.continues:
-        prompt_ids = msgspec.UNSET
-    else:
-        events.append(send(choices[0], Piece(content=""), is_role=True))
-    begun.add(0)
-    while outputs:
-        for output in outputs:
-            choice = choices[output.index]
-            parts = choice.take(output)
-            marks.add(output.index, output.token_ids)
-            text = parts[0].text if len(parts) == 1 and isinstance(parts[0], Content) else ""
-            if text and choice.index in begun and not choice.has_details and not counted:
-                events.append(plain[choice.index].of(text, marks.take(choice.index)))
-            elif parts:  # one event, because its mark lists all tokens of the output
-                events.append(send(choice, fill(choice, Piece(), parts)))
-            if output.finish:
-                events.append(send(choice, Piece(), output.finish))
-        if events:
-            yield b"".join(events)  # one write, even if the client is far behind
-            events.clear()
-        outputs = await handler.next()
-    if body.wants_usage:
-        usage = await usage_of(run, choices)
-        yield event(Chunk(**shared, choices=[], usage=usage, metrics=handler.timing))
+        prompt_ids, self._prompt_ids = self._prompt_ids, msgspec.UNSET
+        chunk = Chunk(**self._shared, choices=[shown], usage=usage, prompt_token_ids=prompt_ids)
+        return event(chunk, self.marks.take(index, ending.reason or None))
 
 
 def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:
