@@ -62,7 +62,7 @@ CANDIDATES = [
     Tiling(64, 64, 8, 2, 1, 1),
     Tiling(64, 64, 8, 2, 1, 2),
     *(Tiling(rows, 64, warps, 3, 1, hopper=True) for rows in (16, 32) for warps in (4, 8)),
-    Tiling(64, 64, 8, 3, 1, hopper=True),
+    Tiling(64, 128, 4, 2, 1, hopper=True),
 ]
 # With an FP8 cache, whose blocks take half the memory.
 FP8_CANDIDATES = [
@@ -130,7 +130,7 @@ CASES = [
     Case(16, 64, 4096, page_size=1),
     *(Case(16, 64, 4096, queries=queries) for queries in (2, 4, 8)),
     *(Case(16, *shape, queries=queries) for shape in SMALLER for queries in (2, 4)),
-    *(Case(128, *shape) for shape in ((1, 4096), *SMALLER, (64, 4096), (256, 1024))),
+    *(Case(128, *shape) for shape in ((1, 4096), *SMALLER, (64, 4096), (128, 1024), (256, 1024))),
     Case(128, 64, 4096, queries=2),
 ]
 

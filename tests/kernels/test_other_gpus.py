@@ -273,7 +273,7 @@ def test_tilings_of_an_h200() -> None:
     assert {tiling(16, requests, on=H200) for requests in (241, 1000)} == {narrow}
     assert tiling(16, 64, 2, on=H200) == Tiling(32, 64, 4, 3, 1, hopper=True)
     for heads, queries in ((16, 4), (128, 1)):
-        assert tiling(heads, 64, queries, on=H200) == Tiling(64, 64, 8, 3, 1, hopper=True)
+        assert tiling(heads, 64, queries, on=H200) == Tiling(64, 128, 4, 2, 1, hopper=True)
     assert gqa_tiling(1, 128, on=H200) == Tiling(16, 64, 4, 3, 4, 1, 2)
     assert gqa_tiling(4, 256, on=H200) == Tiling(16, 64, 4, 3, 3, 1, 1)
     assert gqa_tiling(4, 256, num_kv_heads=8, on=H200) == Tiling(16, 64, 4, 2, 4, 1, 1)

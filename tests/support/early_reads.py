@@ -71,6 +71,7 @@ def order(ptx: str) -> Order:
     steps = list(_steps(ptx[body:]))
     origins = _origins(steps, pointers)
     labels = {step.opcode: place for place, step in enumerate(steps) if step.opcode.startswith("$")}
+    dismissals = _dismissals(steps, labels)
     early, seen, paths = set[int | None](), set[int](), [0]
     while paths:
         place = paths.pop()
@@ -84,11 +85,28 @@ def order(ptx: str) -> Order:
             return Order(False, frozenset(early))
         if _reads(step.opcode):
             early |= set().union(*(origins[r] for r in step.addresses)) or {None}
-        if step.opcode.startswith("bra"):
+        if step.opcode.startswith("bra") and place not in dismissals:
             paths.append(labels[step.operands])
         if step.predicate or not step.opcode.startswith("bra"):
             paths.append(place + 1)
     return Order(True, frozenset(early))
+
+
+def _dismissals(steps: Sequence[Step], labels: Mapping[str, int]) -> set[int]:
+    """Returns the branches by which a worker warp of a specialized kernel leaves. It loads the number of its next role from
+    shared memory, and compares it. The number that tells it to leave comes from the first warps at their own end: they
+    have waited, and the block is there until they leave."""
+    roles, comparisons, found = set[str](), set[str](), set[int]()
+    for place, step in enumerate(steps):
+        if step.opcode == "ld.shared.b8":
+            roles.update(step.written)
+        if step.opcode.startswith("setp.eq") and roles & set(step.read):
+            comparisons.add("@" + _first(step.operands))
+        if step.opcode == "bra" and step.predicate in comparisons:
+            behind = (s.opcode for s in steps[labels[step.operands] :])
+            if next(o for o in behind if o and o[0] not in "$.") == "ret":
+                found.add(place)
+    return found
 
 
 def _reads(opcode: str) -> bool:

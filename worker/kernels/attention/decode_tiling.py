@@ -28,12 +28,15 @@ class Tiling:
         block = self.block_tokens * row_width
         blocks = (self.num_stages - 1) * block * (1 if fp8 else 2)
         converted = 2 * block if fp8 and self.block_rows >= 64 and not self.hopper else 0
-        return blocks + converted + 2 * self.block_rows * (query_width + self.block_tokens)
+        # The wide kernel has weights in the memory of a block's rotary part, and less than this to exchange results
+        wide = self.hopper and not fp8 and self.block_rows >= WIDE_ROWS
+        weights = self.block_tokens // 2 if wide else self.block_tokens
+        return blocks + converted + 2 * self.block_rows * (query_width + weights)
 
 
 # Widths of the latent and the rotary part that Hopper's kernels are made for: DeepSeek's
 HOPPER_WIDTHS = (512, 64)
-# Query rows of `mla_decode_wide.py`
+# Query rows of `mla_decode_wide.py`, whose `num_warps` are those of one of its warpgroups
 WIDE_ROWS = 64
 # Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
 MANY_REQUESTS = 240
@@ -75,8 +78,9 @@ def _hopper_candidates(rows: int, requests: int, *, fp8: bool) -> list[Tiling]:
     if rows <= 32:
         some = replace(few, block_rows=32)
         return [replace(some, block_tokens=128, num_warps=8) if fp8 else some]
-    tall = replace(few, block_rows=WIDE_ROWS, num_warps=8)
-    return [replace(tall, num_stages=4) if fp8 else tall]
+    if fp8:
+        return [replace(few, block_rows=WIDE_ROWS, num_warps=8, num_stages=4)]
+    return [replace(few, block_rows=WIDE_ROWS, block_tokens=128, num_stages=2)]
 
 
 def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[Tiling]:

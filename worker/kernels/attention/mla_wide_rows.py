@@ -1,0 +1,145 @@
+"""The warpgroup of `mla_decode_wide.py` that copies queries and cached rows, and the pieces of a program's part."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from mla_router.worker.kernels.attention.decode_parts import part_of, piece_at
+from mla_router.worker.kernels.attention.mla_decode_hopper import pages_of_rows
+from mla_router.worker.kernels.pdl import wait_for_previous
+
+TOKENS = gl.constexpr(64)  # of a tile: columns of the first product
+ROWS = gl.constexpr(64)  # query rows of both products
+COPIERS = gl.constexpr(128)  # threads that copy
+
+
+@gluon.jit
+def own_part(work, ROW_BLOCKS: gl.constexpr):
+    """Returns this program's part, and `part_of` it. Neighbouring programs share a part, and its KV rows in L2."""
+    _, _, _, _, block_starts, first_requests, part_size, num_requests, _ = work
+    part = gl.program_id(0) // ROW_BLOCKS
+    request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
+    return part, request, position, end
+
+
+@gluon.jit
+def piece_of(work, request, position, end):
+    page_table, slots, lengths, skipped, block_starts, _, _, _, page_table_stride = work
+    return piece_at(
+        position,
+        end,
+        request,
+        block_starts,
+        lengths,
+        slots,
+        page_table,
+        page_table_stride,
+        skipped,
+        2 * TOKENS,
+    )
+
+
+@gluon.jit
+def copy_pieces(
+    rows,
+    queries,
+    work,
+    of_queries,
+    cache,
+    HEADS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    SETTLED: gl.constexpr,
+):
+    """Copies the queries of each piece and then its tiles, each part as soon as its memory is released."""
+    latents, ropes = rows[0], rows[1]
+    latent_queries, rope_queries, asked = queries
+    q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
+    block_starts = work[4]
+    ALL_ROWS: gl.constexpr = HEADS * QUERIES
+    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
+    HALF: gl.constexpr = latents.shape[2]
+    ROPE: gl.constexpr = ropes.shape[2]
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    tokens = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, copied))
+    row = gl.program_id(0) % ROW_BLOCKS * ROWS
+    row += gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, copied)), 1)
+    query, head = row // HEADS, row % HEADS
+    exists = row < ALL_ROWS
+    if not SETTLED:
+        wait_for_previous()
+    _part, request, position, end = own_part(work, ROW_BLOCKS)
+    step, pieces = 0, 0
+    while position < end:
+        length, pages, first, last, _ = piece_of(work, request, position, end)
+        page = pages_of_rows(pages, 2 * first, tokens, length, PAGE_SIZE)
+        second_page = pages_of_rows(pages, 2 * first + 1, tokens, length, PAGE_SIZE)
+        if SETTLED:
+            wait_for_previous()
+        if first < last:
+            new_token = (request * QUERIES).to(gl.int64)
+            mbarrier.wait(asked.index(1), (pieces & 1) ^ 1)
+            at = q_latent + new_token * q_latent_stride_t
+            at = at + (query * q_latent_stride_t + head * q_latent_stride_h)
+            for part_of_row in gl.static_range(2):
+                _put(latent_queries.index(part_of_row), at + part_of_row * HALF, exists)
+            at = q_pe + new_token * q_pe_stride_t
+            at = at + (query * q_pe_stride_t + head * q_pe_stride_h)
+            _put(rope_queries.index(0), at, exists)
+            async_copy.mbarrier_arrive(asked.index(0), increment_count=False)
+            pieces += 1
+        for block in range(first, last):
+            row_of_first, first_exists = _rows_at(
+                cache, page, 2 * block, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
+            )
+            row_of_second, second_exists = _rows_at(
+                cache, second_page, 2 * block + 1, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
+            )
+            page = pages_of_rows(pages, 2 * block + 2, tokens, length, PAGE_SIZE)
+            second_page = pages_of_rows(pages, 2 * block + 3, tokens, length, PAGE_SIZE)
+            # In the order in which they are released
+            _fill(rows, step, 0, row_of_first, first_exists)
+            _fill(rows, step, 3, row_of_second, second_exists)
+            _fill(rows, step, 1, row_of_first, first_exists)
+            _fill(rows, step, 2, row_of_second, second_exists)
+            step += 1
+        request += 1
+        position = gl.load(block_starts + request)
+    if SETTLED:
+        wait_for_previous()  # for a part without pieces
+
+
+@gluon.jit
+def _rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
+    """Returns pointers [64, 1] to the rows of a tile, and which of them exist. Rows beyond the end belong to another request
+    or to none, and may be NaN."""
+    at = tile * TOKENS + tokens
+    row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
+    return cache + gl.expand_dims(row * WIDTH, 1), gl.expand_dims(at < length, 1)
+
+
+@gluon.jit
+def _fill(rows, step, place: gl.constexpr, row, exists):
+    """Copies half of the latents of a tile, once its memory is released. The rotary part comes with the half that is
+    released last."""
+    latents, ropes, full, empty = rows
+    HALF: gl.constexpr = latents.shape[2]
+    LAST: gl.constexpr = place == 1 or place == 2
+    half = row + place % 2 * HALF
+    rope = row + 2 * HALF
+    mbarrier.wait(empty.index(place), (step & 1) ^ 1)
+    _put(latents.index(place), half, exists)
+    if LAST:
+        _put(ropes.index(place // 2), rope, exists)
+    async_copy.mbarrier_arrive(full.index(place), increment_count=False)
+
+
+@gluon.jit
+def _put(room, rows, exists):
+    """Copies what the pointers `rows` [64, 1] point to, and zeros where nothing exists."""
+    columns: gl.constexpr = gl.SliceLayout(0, rows.type.layout)
+    column = gl.expand_dims(gl.arange(0, room.shape[1], layout=columns), 0)
+    async_copy.async_copy_global_to_shared(room, rows + column, mask=exists)
