@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from asking import add_flags, worker_flags
+from asking import CONFIG, add_flags, worker_flags
 from tasks import OF_GEMMA2, Example, Maker
 from tasks.example import ASSISTANT, BOS, EOS, USER
 
@@ -52,7 +52,7 @@ def main() -> int:
         }
     for name, share in right.items():
         print(f"{name:16}{share:>8.1%}")
-    config = {name: getattr(args, name) for name in ("device", "workers", "questions", "parallel")}
+    config = {name: getattr(args, name) for name in CONFIG}
     shares = {name: round(share, 4) for name, share in right.items()}
     record("ask_gemma2", {"config": config, "right": shares}, args.out)
     return 1 if min(right.values()) < args.least else 0

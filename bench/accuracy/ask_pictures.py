@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from asking import add_flags, worker_flags
+from asking import CONFIG, add_flags, worker_flags
 from pictures.drawing import Picture
 from pictures.tasks import SINGLE, SIZES, TASKS, Problem
 from PIL import Image
@@ -58,10 +58,7 @@ def main() -> int:
         result = asyncio.run(measure(url, args))
     for name, value in result.items():
         print(f"{name:16}{value}")
-    config = {
-        name: getattr(args, name)
-        for name in ("device", "workers", "questions", "pairs", "parallel")
-    }
+    config = {name: getattr(args, name) for name in (*CONFIG, "pairs")}
     record("ask_pictures", {"config": config, **result}, args.out)
     least = min(result["right"].values())
     return 1 if least < args.least or result["mixed_up"] or not result["least_cached"] else 0

@@ -75,6 +75,8 @@ def test_onevision_7b() -> None:
 def test_the_dtype_of_the_whole_model() -> None:
     own = {k: v for k, v in ONEVISION_7B["text_config"].items() if k != "torch_dtype"}
     assert parse(text_config=own).dtype == "float16"
+    # A default of transformers
+    assert parse(text_config=own | {"dtype": "float32"}).dtype == "float16"
 
 
 def test_tied_embeddings_of_the_language_model() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mla_router.worker.model.config.fields import ModelError, expect, size
+from mla_router.worker.model.config.fields import ModelError, expect, read_dtype, size
 from mla_router.worker.model.config.qwen2 import Qwen2Config, parse_qwen2
 
 ARCHITECTURE = "LlavaOnevisionForConditionalGeneration"
@@ -43,9 +43,10 @@ def parse_llava_onevision(raw: Mapping[str, Any]) -> LlavaOnevisionConfig:
     expect(vision, "model_type", "siglip_vision_model")
     expect(raw, "vision_feature_select_strategy", "full")  # SigLIP has no token to leave out
     expect(raw, "quantization_config")
-    above = {name: raw[name] for name in ("dtype", "torch_dtype") if raw.get(name)}
     tied = raw.get("tie_word_embeddings") or text.get("tie_word_embeddings")
-    language = parse_qwen2(_TEXT_DEFAULTS | above | dict(text) | {"tie_word_embeddings": tied})
+    language = parse_qwen2(
+        _TEXT_DEFAULTS | dict(text) | {"dtype": _dtype(raw, text)} | {"tie_word_embeddings": tied}
+    )
     vision = _VISION_DEFAULTS | dict(vision)
     edge = size(vision, "image_size")
     of_language = {spec.name: getattr(language, spec.name) for spec in fields(language)}
@@ -65,6 +66,13 @@ def _aspect_ratio(raw: Mapping[str, Any]) -> str:
     if not re.fullmatch(r"anyres_max_[1-9]\d*", value):
         raise ModelError(f"vision_aspect_ratio {value!r} is not supported, only anyres_max_N")
     return value
+
+
+def _dtype(raw: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """Returns the dtype of the language model: its own, unless that is float32, which transformers writes into the parts
+    of a config by default, whatever the tensors are. Raises ModelError."""
+    own = read_dtype(text)
+    return read_dtype(raw) if own == "float32" else own
 
 
 def _part(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
