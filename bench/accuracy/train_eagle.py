@@ -19,13 +19,14 @@ from typing import Any
 import small_model
 import torch
 from batches import encode
+from fitting import fit
 from safetensors.torch import save_file
 from tasks import MEASURED
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
-from training import add_flags, add_text_flags, fit, prepare, runs, text, weighted
+from training import add_flags, add_text_flags, prepare, runs, text, weighted
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -91,10 +92,10 @@ def main() -> None:
     target = LlamaForCausalLM(CONFIG).to(device).float()
     head = EagleHead(target).to(device)
 
-    def target_loss(tokens: Tensor, weights: Tensor) -> Tensor:
+    def target_loss(_: None, tokens: Tensor, weights: Tensor) -> Tensor:
         return weighted(target(tokens[:, :-1]).logits, tokens[:, 1:], weights[:, 1:])
 
-    def head_loss(tokens: Tensor, weights: Tensor) -> Tensor:
+    def head_loss(_: None, tokens: Tensor, weights: Tensor) -> Tensor:
         with torch.no_grad():
             features = target.model(tokens[:, :-1]).last_hidden_state
             wanted = features[:, 1:]
@@ -115,11 +116,11 @@ def main() -> None:
         share = weights[:, 2:].flatten()
         return (each * share).sum() / share.sum()
 
-    data = text(args, folder / "tokenizer.json", device)
+    data = ((None, rows) for rows in text(args, folder / "tokenizer.json", device))
     minutes = args.minutes
     losses = [
-        fit("target", target, target_loss, data, minutes[0], args.learning_rate),
-        fit("EAGLE head", head, head_loss, data, minutes[1], args.learning_rate),
+        fit("target", target, target_loss, data, minutes[0], args.learning_rate, captures=False),
+        fit("EAGLE head", head, head_loss, data, minutes[1], args.learning_rate, captures=False),
     ]
     target.to(torch.bfloat16).save_pretrained(folder)
     save_head(head.to(torch.bfloat16), target, args.out / "eagle")

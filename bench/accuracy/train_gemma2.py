@@ -16,10 +16,11 @@ from pathlib import Path
 import small_model
 import torch
 from batches import encode
+from fitting import fit
 from tasks import OF_GEMMA2
 from tokenizers import Tokenizer
 from torch import Tensor
-from training import add_flags, add_text_flags, fit, prepare, runs, text, weighted
+from training import add_flags, add_text_flags, prepare, runs, text, weighted
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,10 +68,13 @@ def main() -> None:
         model = Gemma2ForCausalLM.from_pretrained(args.begin_with, attn_implementation="eager")
     model.to(device).float()
 
-    def loss_of(tokens: Tensor, weights: Tensor) -> Tensor:
-        return weighted(model(tokens[:, :-1]).logits, tokens[:, 1:], weights[:, 1:])
+    masks = attention_masks(args.length, device)
 
-    data = text(args, args.out / "tokenizer.json", device, OF_GEMMA2)
+    def loss_of(_: None, tokens: Tensor, weights: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1], attention_mask=masks, use_cache=False).logits
+        return weighted(logits, tokens[:, 1:], weights[:, 1:])
+
+    data = ((None, rows) for rows in text(args, args.out / "tokenizer.json", device, OF_GEMMA2))
     loss = fit("model", model, loss_of, data, args.minutes, args.learning_rate)
     model.to(torch.bfloat16).save_pretrained(args.out)
     right = evaluate(model.float(), args)
@@ -83,6 +87,22 @@ def main() -> None:
         "right": {name: round(share, 4) for name, share in right.items()},
     }
     record("train_gemma2", result, args.results)
+
+
+def attention_masks(length: int, device: torch.device) -> dict[str, Tensor]:
+    """Returns what is added to the scores [..., length, length] of each kind of layer. transformers would make them anew in
+    each step, with copies to the device."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    visible = {
+        "full_attention": distance >= 0,
+        "sliding_attention": (distance >= 0) & (distance < CONFIG.sliding_window),
+    }
+    nothing = torch.zeros(1, 1, length, length, dtype=torch.bfloat16, device=device)
+    return {
+        kind: nothing.masked_fill(~seen, torch.finfo(nothing.dtype).min)
+        for kind, seen in visible.items()
+    }
 
 
 @torch.no_grad()

@@ -17,11 +17,12 @@ from typing import Any
 
 import small_llava
 import torch
-from pictures.batches import Batch, Batches, batch
+from fitting import fit
+from pictures.batches import Batch, Batches, Layout, batch
 from pictures.tasks import SINGLE, SIZES, TASKS
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from training import add_flags, fit, loaded, prepare, weighted
+from training import add_flags, loaded, prepare, weighted
 from transformers import LlavaOnevisionForConditionalGeneration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,10 +48,13 @@ class Trained(nn.Module):
         model = self.whole.model
         embedded = model.language_model.embed_tokens(asked.tokens)
         pictures = self._rows(asked)
-        parts = (embedded[:, : asked.before], pictures, embedded[:, asked.before :])
+        parts = (embedded[:, : asked.layout.before], pictures, embedded[:, asked.layout.before :])
         inputs = torch.cat([part.to(embedded.dtype) for part in parts], dim=1)
-        hidden = model.language_model(inputs_embeds=inputs, use_cache=False).last_hidden_state
-        logits: Tensor = self.whole.lm_head(hidden[:, asked.before + pictures.shape[1] :])
+        # No mask: all rows are causal, and padding is behind them. transformers would look at the positions on the device
+        hidden = model.language_model(
+            inputs_embeds=inputs, attention_mask={"full_attention": None}, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = self.whole.lm_head(hidden[:, asked.layout.before + pictures.shape[1] :])
         return logits
 
     def _rows(self, asked: Batch) -> Tensor:
@@ -63,15 +67,15 @@ class Trained(nn.Module):
         tower = model.vision_tower(pixels, output_hidden_states=True)
         features = model.multi_modal_projector(tower.hidden_states[-1])
         newline = model.image_newline.to(features.dtype).expand(problems, 1, -1)
-        if asked.kind == "frames":
+        if asked.layout.kind == "frames":
             return torch.cat(
                 (model.apply_pooling(features).reshape(problems, -1, newline.shape[-1]), newline), 1
             )
-        if asked.kind == "several":
+        if asked.layout.kind == "several":
             ends = newline[:, None].expand(-1, tiles, -1, -1)
             return torch.cat((features.unflatten(0, (problems, tiles)), ends), 2).flatten(1, 2)
         known = torch.cat((features.unflatten(0, (problems, tiles)).flatten(1, 2), newline), 1)
-        return known[:, self._order(asked.size, tiles, features.shape[1]).to(known.device)]
+        return known[:, self._order(asked.layout.size, tiles, features.shape[1])]
 
     def _order(self, size: tuple[int, int], tiles: int, rows: int) -> Tensor:
         """Returns the places of the rows of a picture among those of its tiles; -1 for a newline. Sizes here are multiples
@@ -84,7 +88,7 @@ class Trained(nn.Module):
                 image_newline=torch.tensor([-1.0]),
                 vision_aspect_ratio=self.whole.config.vision_aspect_ratio,
             )
-            self._orders[size] = packed[0][:, 0].long()
+            self._orders[size] = packed[0][:, 0].long().to(self.whole.device)
         return self._orders[size]
 
 
@@ -106,13 +110,14 @@ def main() -> None:
     small_llava.write_processor(args.out)
     network = Trained(args.begin_with).to(device)
 
-    def loss_of(asked: Batch) -> Tensor:
+    def loss_of(layout: Layout, tiles: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+        asked = Batch(layout, tiles, tokens, weights)
         logits = network(asked)[:, :-1]
-        after = asked.before + 1
-        return weighted(logits, asked.tokens[:, after:], asked.weights[:, after:])
+        after = layout.before + 1
+        return weighted(logits, tokens[:, after:], weights[:, after:])
 
     problems = Batches(args.out / "tokenizer.json", args.problems, args.seed)
-    data = ((asked.to(device),) for asked in loaded(problems, args, device))
+    data = ((asked.layout, asked.to(device).tensors) for asked in loaded(problems, args, device))
     loss = fit("model", network, loss_of, data, args.minutes, args.learning_rate)
     network.whole.to(torch.bfloat16).save_pretrained(args.out)
     right = evaluate(network.float(), args)
@@ -140,7 +145,7 @@ def evaluate(network: Trained, args: argparse.Namespace) -> dict[str, float]:
             correct = 0
             for _ in range(args.eval_problems):
                 asked = batch(tokenizer, name, [maker(draw, size, True)]).to(device)
-                after = asked.before + 1
+                after = asked.layout.before + 1
                 said = network(asked)[:, :-1].argmax(dim=-1)
                 is_answer = asked.weights[:, after:] == 1
                 correct += bool((said == asked.tokens[:, after:])[is_answer].all())

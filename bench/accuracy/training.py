@@ -1,22 +1,19 @@
-"""What the trainers of the small models share: flags, the data, and steps by the clock."""
+"""What the trainers of the small models share: flags, the data and the loss."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from batches import Rows
 from tasks import TASKS, Maker
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
-from tqdm import tqdm
 
 WARM_UP_STEPS = 200
 
@@ -88,37 +85,3 @@ def runs(flags: list[bool]) -> list[tuple[int, int]]:
         if (i > 0 and flags[i - 1]) != (i < len(flags) and flags[i])
     ]
     return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def fit(
-    name: str,
-    module: nn.Module,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    data: Iterator[tuple[Tensor, Tensor]],
-    minutes: float,
-    learning_rate: float,
-) -> float:
-    """Trains `module` for `minutes`. The learning rate falls with the clock. Returns the last loss."""
-    device = next(module.parameters()).device
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.1, fused=True
-    )
-    begin, loss = time.monotonic(), torch.zeros(())
-    with tqdm(total=round(minutes * 60), desc=f"Training the {name}", unit="s") as bar:
-        for step in range(sys.maxsize):
-            elapsed = time.monotonic() - begin
-            if elapsed >= minutes * 60:
-                break
-            rate = min((step + 1) / WARM_UP_STEPS, max(0.01, 1 - elapsed / (minutes * 60)))
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * rate
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-                loss = loss_of(*next(data))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if step % 100 == 0:
-                bar.set_postfix(step=step, loss=f"{loss.item():.4f}")
-            bar.update(int(time.monotonic() - begin) - bar.n)
-    return loss.item()

@@ -74,13 +74,13 @@ def test_the_training_computes_the_logits_of_transformers(folder: Path, name: st
             mark = small_llava.IMAGE
         ids = torch.cat(
             (
-                asked.tokens[:, : asked.before],
+                asked.tokens[:, : asked.layout.before],
                 torch.full((1, rows), small_llava.MARKS.index(mark)),
-                asked.tokens[:, asked.before :],
+                asked.tokens[:, asked.layout.before :],
             ),
             dim=1,
         )
-        wanted = network.whole(input_ids=ids, **pictures).logits[:, asked.before + rows :]
+        wanted = network.whole(input_ids=ids, **pictures).logits[:, asked.layout.before + rows :]
         torch.testing.assert_close(network(asked), wanted, atol=1e-4, rtol=1e-4)
 
 

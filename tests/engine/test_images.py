@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine import images
 from mla_router.worker.engine.images import HOST_SHARE, EncodedImages, LayerSeconds
+from mla_router.worker.engine.runners.tower_graphs import TowerGraph, TowerGraphs
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.vision import VisionEncoder
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 from support.corners import corners
@@ -22,10 +26,11 @@ from support.fake_piecewise import fake_piecewise_graphs
 from support.image_requests import image_script
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, run
 from support.tiny_llava import write_tiny_llava
-from support.tiny_model import VOCAB_SIZE
+from support.tiny_model import COMMON, VOCAB_SIZE
 
 ROOMY = Capacity(4000, 4, 12, 320, image_tokens=1000, image_tiles=16)
 COUNT = 24
+HIDDEN = COMMON["hidden_size"]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +122,47 @@ def test_tokens_of_a_busy_scheduler(
 def test_tokens_of_piecewise_graphs(folder: Path, wanted: dict[str, list[int]]) -> None:
     """Images replace embeddings between two graphs, of steps with rows of padding, of text and of decode slots."""
     outcome = serve(folder, image_script(1, COUNT, aborts=False), ROOMY, graphs=(16, 32))
+    for rid, tokens in wanted.items():
+        assert outcome.channel.tokens(rid) == tokens, rid
+
+
+class FakeTowerGraph:
+    """One layer of a tower without a GPU: computes at each replay. The last one overwrites the features."""
+
+    def __init__(self, encoder: VisionEncoder, graph: TowerGraph, last: bool) -> None:
+        self.encoder, self.graph, self.last = encoder, graph, last
+
+    def replay(self) -> None:
+        if self.last:
+            work = self.encoder.layers(self.graph.hidden)
+            with pytest.raises(StopIteration) as end:
+                for _ in range(self.encoder.num_layers):
+                    next(work)
+            self.graph.features.copy_(end.value.value)
+
+
+def fake_tower_graphs(encoder: VisionEncoder, sizes: Sequence[int]) -> TowerGraphs:
+    device = torch.device("cpu")
+    graphs = TowerGraphs(encoder, device)
+    for size in sizes:
+        hidden = encoder.empty(size, device)
+        features = torch.empty(size, encoder.format.tile_tokens, HIDDEN)
+        layers: list[Any] = []
+        graph = graphs._graphs[size] = TowerGraph(hidden, layers, features)
+        count = encoder.num_layers - 1
+        layers += [FakeTowerGraph(encoder, graph, last=n == count - 1) for n in range(count)]
+    return graphs
+
+
+def test_tokens_of_tower_graphs(
+    folder: Path, wanted: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of an image that come in two batches outlive the second one."""
+    monkeypatch.setattr(
+        images, "TowerGraphs", lambda encoder, _: fake_tower_graphs(encoder, (1, 2))
+    )
+    tight = replace(ROOMY, image_tiles=2)
+    outcome = serve(folder, image_script(1, COUNT, aborts=False), tight)
     for rid, tokens in wanted.items():
         assert outcome.channel.tokens(rid) == tokens, rid
 

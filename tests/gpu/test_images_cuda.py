@@ -42,7 +42,7 @@ def serve(folder: Path, device: str, graphs: GraphSizes | None = None) -> Run:
 
 
 def test_the_gpu_gives_the_cpu_s_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short steps with images are piecewise graphs, long ones have none."""
+    """Short steps with images are piecewise graphs, long ones have none; so are batches of one and three tiles."""
     kinds = set()
 
     def choose(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
@@ -54,7 +54,7 @@ def test_the_gpu_gives_the_cpu_s_tokens(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine_module, "choose_runner", choose)
     write_tiny_llava(tmp_path, processor=False)
     want = serve(tmp_path, "cpu")
-    got = serve(tmp_path, "cuda", GraphSizes(piecewise=(16, 24)))
+    got = serve(tmp_path, "cuda", GraphSizes(piecewise=(16, 24), tiles=(1, 3)))
     for n in range(COUNT):
         assert got.channel.tokens(f"r{n}") == want.channel.tokens(f"r{n}")
     assert kinds == {RunnerKind.PIECEWISE, RunnerKind.EAGER}

@@ -121,6 +121,7 @@ class Engine:
 
     def _capture(self, sizes: GraphSizes) -> None:
         self.runners.capture(sizes)
+        self.forward_pass.images.capture_graphs(sizes.tiles)
         if self.drafter is not None:
             graphs = [*self.runners.decode_graph.graphs, *self.runners.verify_graph.graphs]
             self.drafter.capture(graphs, sizes.drafts)

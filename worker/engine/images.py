@@ -1,7 +1,7 @@
 """Encodes images between the steps, and keeps their embeddings on the device.
 
 A batch of tiles is launched in pieces of a few layers of the tower, in the stream of the steps: the next step waits for a
-piece, not for the batch. On a CPU a batch runs at once. The scheduler chooses the batches and the pieces, and bounds the
+piece, not for the batch. Batches of few tiles run in CUDA graphs (`runners/tower_graphs.py`). On a CPU a batch runs at once. The scheduler chooses the batches and the pieces, and bounds the
 kept embeddings (`scheduler/images.py`).
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import ImageInfo, ImagePart, PrefillChunk
+from mla_router.worker.engine.runners.tower_graphs import TowerGraphs
 from mla_router.worker.model.vision import VisionEncoder
 
 # Share of the host's time for a layer that holds up the steps: it launches a piece while the device computes the step before
@@ -95,9 +96,15 @@ class ImageStore:
         """`encoder`: None for a model without images, which encodes none."""
         self._encoder = encoder
         self._device = device
+        self._graphs = None if encoder is None else TowerGraphs(encoder, device)
         self._batch: EncodedImages | None = None
         self._features: dict[int, list[Tensor]] = {}  # of images with tiles to come
         self._embeddings: dict[int, Tensor] = {}
+
+    def capture_graphs(self, sizes: Sequence[int]) -> None:
+        """Captures graphs of the tower for these numbers of tiles, in place of all earlier ones."""
+        if self._graphs is not None:
+            self._graphs.capture(sizes)
 
     def encode(self, parts: Sequence[ImagePart], dropped: Iterable[int] = ()) -> EncodedImages:
         """Drops the embeddings of the keys `dropped` and begins a batch with all tiles of `parts`. After the last part of
@@ -127,14 +134,16 @@ class ImageStore:
 
     def _layers_of(self, parts: Sequence[ImagePart]) -> Generator[None]:
         """Launches the layers of `parts`, and keeps the embeddings of those images that are whole then."""
-        assert self._encoder is not None, "a model without images"
+        assert self._encoder is not None and self._graphs is not None, "a model without images"
         size = self._encoder.tile_size
         # Pinned: the host would wait for the steps before any other copy
         raw = torch.frombuffer(bytearray().join(part.tiles for part in parts), dtype=torch.uint8)
         if self._device.type == "cuda":
             raw = raw.pin_memory()
         pixels = raw.view(-1, 3, size, size).to(self._device, non_blocking=True)
-        features = yield from self._encoder.encode(pixels, parts[0].info)
+        hidden = self._encoder.embed(pixels, parts[0].info)
+        yield
+        features = yield from self._graphs.layers(hidden)
         counts = [self._num_tiles(part) for part in parts]
         for part, own in zip(parts, torch.split(features, counts), strict=True):
             key, tiles = part.info.key, self._features.setdefault(part.info.key, [])

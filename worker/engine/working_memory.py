@@ -164,6 +164,7 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
         + of_kind(sizes.drafts, lambda some: GraphSizes(drafts=some))
         + of_kind(sizes.piecewise, lambda some: GraphSizes(piecewise=some))
         + of_kind(sizes.prefill, lambda some: GraphSizes(prefill=some))
+        + of_kind(sizes.tiles, lambda some: GraphSizes(tiles=some))
     )
 
 

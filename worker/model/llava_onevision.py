@@ -61,6 +61,7 @@ class LlavaOnevisionVision(VisionEncoder):
         self.multi_modal_projector: nn.Module = reference.multi_modal_projector
         self.image_newline = reference.image_newline
         vision = reference.config.vision_config
+        self.vision_width: int = vision.hidden_size
         self.edge: int = vision.image_size // vision.patch_size  # rows of features of a tile
         self.grids: list[list[int]] = reference.config.image_grid_pinpoints
         self.max_tiles = int(config.aspect_ratio.removeprefix("anyres_max_"))
@@ -72,7 +73,7 @@ class LlavaOnevisionVision(VisionEncoder):
         # In a tuple: its parameters are those above
         self._reference = (reference,)
 
-    def encode(self, pixels: Tensor, info: ImageInfo) -> Generator[None, None, Tensor]:
+    def embed(self, pixels: Tensor, info: ImageInfo) -> Tensor:
         # Colour by colour: a tensor of the values would be a copy to the device that the host waits for
         colours = [
             (pixels[:, colour].float() * info.scale - info.mean[colour]) / info.std[colour]
@@ -80,7 +81,14 @@ class LlavaOnevisionVision(VisionEncoder):
         ]
         tower: Any = self.vision_tower
         hidden: Tensor = tower.embeddings(torch.stack(colours, 1).to(self.image_newline.dtype))
-        yield
+        return hidden
+
+    def empty(self, tiles: int, device: torch.device) -> Tensor:
+        rows, width = self.format.tile_tokens, self.vision_width
+        return torch.empty(tiles, rows, width, dtype=self.image_newline.dtype, device=device)
+
+    def layers(self, hidden: Tensor) -> Generator[None, None, Tensor]:
+        tower: Any = self.vision_tower
         states = {0: hidden} if 0 in self.feature_layers else {}
         for depth, layer in enumerate(tower.encoder.layers[: max(self.feature_layers)], 1):
             hidden = layer(hidden, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator
 
+import torch
 from torch import Tensor, nn
 
 from mla_router.worker.core import ImageFormat, ImageInfo
@@ -19,13 +20,21 @@ class VisionEncoder(nn.Module):
 
     tile_size: int  # pixels of an edge
     format: ImageFormat
-    num_layers: int  # pieces of `encode`
+    num_layers: int  # `embed`, and the pieces of `layers`
 
     @abstractmethod
-    def encode(self, pixels: Tensor, info: ImageInfo) -> Generator[None, None, Tensor]:
-        """Launches the tower for tiles [N, 3, tile_size, tile_size] uint8, which are all of images with the colour values
-        of `info`, in `num_layers` pieces: yields after each but the last, and does not wait for the device. Returns
-        features [N, tile_tokens, hidden_size]."""
+    def embed(self, pixels: Tensor, info: ImageInfo) -> Tensor:
+        """Returns the input of `layers` for tiles [N, 3, tile_size, tile_size] uint8, which are all of images with the
+        colour values of `info`. Does not wait for the device."""
+
+    @abstractmethod
+    def empty(self, tiles: int, device: torch.device) -> Tensor:
+        """Returns memory for the input of `layers`, [tiles, ...]."""
+
+    @abstractmethod
+    def layers(self, hidden: Tensor) -> Generator[None, None, Tensor]:
+        """Launches the tower in `num_layers` - 1 pieces: yields after each but the last, and does not wait for the device.
+        Launches depend on the shape of `hidden` alone. Returns features [N, tile_tokens, hidden_size]."""
 
     @abstractmethod
     def arrange(self, features: Tensor, info: ImageInfo) -> Tensor:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import small_llava
@@ -28,20 +29,33 @@ LAYOUTS = [
     ("several", SIZES[0], 0.06),
 ]
 # Digits and colours need more examples than counting, as videos do
+LENGTHS = 16  # the lengths of batches are multiples of it, for few shapes
 SINGLE_WEIGHTS = {"counting": 0.1, "digits": 0.45, "colours": 0.45}
+
+
+class Layout(NamedTuple):
+    """What a batch's tensors have in common. Batches with the same layout have the same shapes."""
+
+    kind: str  # a task
+    size: tuple[int, int]  # of a picture
+    tiles: int  # of a problem
+    length: int  # T
+    before: int  # tokens before the pictures
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Of problems with as many pictures each, of one size. The tokens have no placeholders: the rows of the pictures are
-    behind the first `before` tokens."""
+    behind the first `layout.before` tokens."""
 
-    kind: str  # a task
-    size: tuple[int, int]  # of a picture
+    layout: Layout
     tiles: Tensor  # [B, tiles of a problem, 3, TILE, TILE] uint8
     tokens: Tensor  # [B, T] int64, padded with 0
     weights: Tensor  # [B, T] in the loss; 1 for a token of an answer
-    before: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tiles, self.tokens, self.weights
 
     def to(self, device: torch.device) -> Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -51,8 +65,7 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = map(change, (self.tiles, self.tokens, self.weights))
-        return Batch(self.kind, self.size, *tensors, self.before)
+        return Batch(self.layout, *map(change, self.tensors))
 
 
 class Batches(IterableDataset[Batch]):
@@ -87,14 +100,15 @@ def batch(tokenizer: Tokenizer, kind: str, problems: Sequence[Problem]) -> Batch
         asked = tokenizer.encode(small_llava.after(problem.question)).ids
         answer = tokenizer.encode(problem.answer + small_llava.TURN_END).ids
         rows.append((before + asked + answer, len(answer)))
-    longest = max(len(row) for row, _ in rows)
+    longest = -(-max(len(row) for row, _ in rows) // LENGTHS) * LENGTHS
     tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
     weights = torch.zeros(len(rows), longest)
     for index, (row, answer_length) in enumerate(rows):
         tokens[index, : len(row)] = torch.tensor(row)
         weights[index, len(row) - answer_length : len(row)] = 1
     height, width, _ = problems[0].pictures[0].shape
-    return Batch(kind, (height, width), torch.from_numpy(tiles), tokens, weights, len(before))
+    layout = Layout(kind, (height, width), tiles.shape[1], longest, len(before))
+    return Batch(layout, torch.from_numpy(tiles), tokens, weights)
 
 
 def cut(kind: str, picture: Picture) -> NDArray[np.uint8]:

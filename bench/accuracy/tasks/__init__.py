@@ -35,7 +35,7 @@ TASKS: dict[str, tuple[Maker, float]] = {
 # up to 83 tokens, and its windows 32.
 OF_GEMMA2: dict[str, tuple[Maker, float]] = {
     "addition": (addition, 12),
-    "copy": (partial(copy, items=16), 14),
+    "copy": (partial(copy, items=16), 20),
     "sort_numbers": (sort_numbers, 6),
 }
 

@@ -28,7 +28,7 @@ def capture_sizes(
     progress = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {kind}s", disable=None)
     graphs = {size: capture(size, pool) for size in progress}
     logger.info(
-        "Captured %ss of %d sizes up to %d rows: %.1f s, %.0f MB",
+        "Captured %ss of %d sizes up to %d: %.1f s, %.0f MB",
         kind,
         len(sizes),
         max(sizes),

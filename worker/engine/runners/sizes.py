@@ -19,6 +19,7 @@ class GraphSizes:
     # which the drafter has graphs
     verify: Sequence[int] = ()
     drafts: Sequence[int] = ()
+    tiles: Sequence[int] = ()  # numbers of tiles of the vision tower, without padding
 
 
 def decode_sizes(largest: int) -> list[int]:
