@@ -92,7 +92,7 @@ impl WorkerFrames {
     }
 
     /// Returns the connection to the pool. Called at the last frame and not on drop: the connection of an
-    /// incomplete response must not be reused, and hyper does not poll a body of known length for its end.
+    /// incomplete response must not be reused, and a body of known length is not polled for its end.
     fn complete(&mut self) {
         if let Some(connection) = self.rest.take() {
             self.guard.backend().pool.checkin(connection);

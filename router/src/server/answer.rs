@@ -1,4 +1,4 @@
-//! The response body that the server passes to hyper. It counts bytes for the request log.
+//! The response body as the server writes it. It counts bytes for the request log.
 
 use std::{
     pin::Pin,
@@ -12,15 +12,12 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     body::{BodyError, ResponseBody},
-    server::keep_alive::KeepAliveState,
     telemetry::{record::End, request_log::RequestLog},
 };
 
 /// A response body, counted if the request has a log.
 pub(super) struct Answer {
     body: ResponseBody,
-    /// Notified at the end of the body: only then the next request is read.
-    keep_alive: KeepAliveState,
     /// Boxed, because most requests have no log.
     tally: Option<Box<Tally>>,
 }
@@ -34,14 +31,10 @@ struct Tally {
 }
 
 impl Answer {
-    pub(super) fn new(
-        body: ResponseBody,
-        keep_alive: KeepAliveState,
-        log: Option<Arc<RequestLog>>,
-    ) -> Self {
+    pub(super) fn new(body: ResponseBody, log: Option<Arc<RequestLog>>) -> Self {
         let end = if body.is_end_stream() { End::Complete } else { End::default() };
         let tally = |log| Box::new(Tally { log, first_byte: None, bytes: 0, end });
-        Self { body, keep_alive, tally: log.map(tally) }
+        Self { body, tally: log.map(tally) }
     }
 }
 
@@ -61,7 +54,7 @@ impl Body for Answer {
                 Some(Err(_)) => tally.end = End::Broken,
                 None => tally.end = End::Complete,
             }
-            // hyper does not poll a body of known length for its end.
+            // A body of known length is not polled for its end.
             if tally.end == End::ClientGone && this.body.is_end_stream() {
                 tally.end = End::Complete;
             }
@@ -75,12 +68,6 @@ impl Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.keep_alive.end();
     }
 }
 

@@ -1,19 +1,18 @@
-//! The connection of one client: hyper over a guarded stream, and the first steps of each request.
+//! The connection of one client: one request after the other, and the first steps of each.
 
 use std::{
-    convert::Infallible,
+    future::poll_fn,
     io,
     net::SocketAddr,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, OnceLock},
+    task::Poll,
     time::Duration,
 };
 
-use http::{HeaderValue, Request, Response, header};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use http::{Method, Request, Response, Version, header};
+use parking_lot::Mutex;
 use tokio::{
-    io::AsyncWriteExt,
     net::TcpStream,
     sync::watch,
     time::{Instant, timeout},
@@ -23,30 +22,27 @@ use tower::ServiceExt;
 use crate::{
     admission::MemoryReservation,
     body::ResponseBody,
-    deadline_timer::DeadlineTimer,
+    deadline_timer::SharedTimer,
     endpoint::Endpoint,
     error::Error,
-    proxy::request::read_body,
     router::Router,
     server::{
         answer::Answer,
         auth,
+        client_stream::{ClientStream, Limits, Next, Orders},
         connection_limit::{ConnectionLimit, ConnectionPermit},
         forward::forward,
-        guard::{Guard, Limits},
-        head::MAX_HEAD,
-        keep_alive::{KeepAliveState, RELEASE_AFTER},
-        probe, request_id,
+        head::Head,
+        probe,
+        request_body::RequestBody,
+        request_id,
+        response_writer::{Asked, ResponseWriter},
         sites::{Sites, allow_reading},
         tls::Tls,
     },
     telemetry::request_log::RequestLog,
     wire::transport::{self, Transport},
 };
-
-/// hyper's buffer for a request, and for a response that the client does not read. When it is full, a slow client
-/// slows its worker down. At least one head must fit.
-const BUFFER: usize = MAX_HEAD + (16 << 10);
 
 /// Longest idle time of a connection. Clients and proxies usually close earlier, so no request meets a closing
 /// connection.
@@ -108,8 +104,7 @@ impl Serving {
     pub(super) async fn wait_for_bytes(mut self, stream: TcpStream) -> Option<AcceptedConnection> {
         transport::prepare(&stream);
         let mut first = [0; probe::LONGEST];
-        let length =
-            self.wait_until_readable(&stream, &KeepAliveState::default(), &mut first).await?;
+        let length = self.wait_until_readable(&stream, false, &mut first).await?;
         if !probe::is_probe(&first[..length]) {
             return Some(AcceptedConnection { stream: stream.into_std().ok()?, serving: self });
         }
@@ -121,14 +116,13 @@ impl Serving {
     /// Serves a new connection.
     pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
         transport::prepare(&stream);
-        if self.wait_until_readable(&stream, &KeepAliveState::default(), &mut [0]).await.is_some() {
+        if self.wait_until_readable(&stream, false, &mut [0]).await.is_some() {
             self.serve(stream, tls).await;
         }
     }
 
     /// Serves a connection whose first bytes have arrived.
     async fn serve(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
-        let keep_alive = KeepAliveState::default();
         let config = &self.router.config;
         let head = config.header_read_timeout_secs.get();
         let limits = Limits {
@@ -143,20 +137,22 @@ impl Serving {
                 Err(error) => return tracing::debug!("client connection: {error}"),
             },
         };
-        let mut guard = Guard::new(transport, keep_alive.clone(), limits);
+        let mut stream = ClientStream::new(transport, limits);
+        let timer = SharedTimer::default();
         loop {
             // Boxed in a statement of its own, so that the task does not reserve room for it: an idle client costs
             // no buffers.
-            let talking = Box::pin(self.answer_requests(guard, &keep_alive));
-            guard = match talking.await {
+            let talking = Box::pin(self.answer_requests(stream, &timer));
+            stream = match talking.await {
                 Ok(Some(resting)) => resting,
                 Ok(None) => return,
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
-            keep_alive.timer().clear();
-            if self.wait_until_readable(guard.socket(), &keep_alive, &mut [0]).await.is_none() {
+            timer.clear();
+            let (socket, is_used) = (stream.socket(), stream.is_used());
+            if self.wait_until_readable(socket, is_used, &mut [0]).await.is_none() {
                 // A failure cannot be reported to the client.
-                let _closed = guard.shutdown().await;
+                let _closed = poll_fn(|cx| stream.poll_close(cx)).await;
                 return;
             }
         }
@@ -167,68 +163,122 @@ impl Serving {
     async fn wait_until_readable(
         &self,
         stream: &TcpStream,
-        keep_alive: &KeepAliveState,
+        is_used: bool,
         first: &mut [u8],
     ) -> Option<usize> {
         let mut lifecycle = self.lifecycle.clone();
         // An error means that the handle was dropped: the router ends.
         let leaving = lifecycle.wait_for(|lifecycle| match lifecycle {
             Lifecycle::Serving | Lifecycle::Draining => false,
-            Lifecycle::HandingOver => keep_alive.is_used(),
+            Lifecycle::HandingOver => is_used,
             Lifecycle::Stopping(_) => true,
         });
         let (_idle, closed) = self.connection_limit.mark_idle();
         tokio::select! {
             biased;
-            // Peeks at the bytes: a new socket counts as readable until it is read. hyper meets the same error.
+            // Peeks at the bytes: a new socket counts as readable until it is read. The stream meets the same error.
             readable = timeout(IDLE_TIMEOUT, stream.peek(first)) => Some(readable.ok()?.unwrap_or(0)),
             _ = leaving => None,
             _ = closed => None,
         }
     }
 
-    /// Answers requests until the connection ends, or is idle: then the guard is returned.
+    /// Answers requests until the connection ends, or is idle: then the stream is returned.
     async fn answer_requests(
         &self,
-        guard: Guard,
-        keep_alive: &KeepAliveState,
-    ) -> hyper::Result<Option<Guard>> {
-        // Boxed: between requests only a pointer is reserved.
-        let service = service_fn(|request| Box::pin(self.respond(request, keep_alive)));
-        let mut connection = http1::Builder::new()
-            // The guard enforces the time limits.
-            .header_read_timeout(None)
-            .max_buf_size(BUFFER)
-            .serve_connection(TokioIo::new(guard), service);
-        let mut timer = DeadlineTimer::new(Instant::now() + RELEASE_AFTER);
-        keep_alive.start_idle();
-        let mut lifecycle = self.lifecycle.clone();
-        loop {
-            match *lifecycle.borrow_and_update() {
-                // A client that has just connected is about to send a request.
-                Lifecycle::HandingOver if !keep_alive.is_used() => {}
-                Lifecycle::Serving => {}
-                Lifecycle::Draining => keep_alive.drain(),
-                Lifecycle::HandingOver | Lifecycle::Stopping(_) => {
-                    Pin::new(&mut connection).graceful_shutdown();
+        stream: ClientStream,
+        timer: &SharedTimer,
+    ) -> io::Result<Option<ClientStream>> {
+        // All users run in this task, so no one ever waits for the lock.
+        let stream = Mutex::new(stream);
+        let is_idle = {
+            let mut talking = pin!(self.talk(&stream, timer));
+            let mut lifecycle = self.lifecycle.clone();
+            loop {
+                let is_used = stream.lock().is_used();
+                stream.lock().orders = match *lifecycle.borrow_and_update() {
+                    Lifecycle::Serving => Orders::default(),
+                    Lifecycle::Draining => Orders { drains: true, leaves: false },
+                    // A client that has just connected is about to send a request.
+                    Lifecycle::HandingOver => Orders { drains: false, leaves: is_used },
+                    Lifecycle::Stopping(_) => Orders { drains: false, leaves: true },
+                };
+                tokio::select! {
+                    biased;
+                    ended = &mut talking => break ended?,
+                    Ok(()) = lifecycle.changed() => {}
                 }
             }
-            tokio::select! {
-                // In this order: the connection is idle only if hyper has nothing left to do.
-                biased;
-                ended = &mut connection => return ended.map(|()| None),
-                () = keep_alive.until_idle(&mut timer) => return Ok(Some(connection.into_parts().io.into_inner())),
-                Ok(()) = lifecycle.changed() => {}
-            }
-        }
+        };
+        Ok(is_idle.then(|| stream.into_inner()))
     }
 
+    /// Answers requests until the connection is closed. Returns true if it is open and idle.
+    async fn talk(&self, stream: &Mutex<ClientStream>, timer: &SharedTimer) -> io::Result<bool> {
+        loop {
+            let request = match poll_fn(|cx| stream.lock().poll_next(cx)).await? {
+                Next::Request(head) => Ok(head),
+                Next::Refused(error) => Err(error),
+                Next::Idle => return Ok(true),
+                Next::Closed => break,
+            };
+            if !self.exchange(request, stream, timer).await? {
+                break;
+            }
+        }
+        poll_fn(|cx| stream.lock().poll_close(cx)).await?;
+        Ok(false)
+    }
+
+    /// Answers one request, or a refused one with its error. Returns whether another one may follow.
+    async fn exchange(
+        &self,
+        request: Result<Box<Head>, Error>,
+        stream: &Mutex<ClientStream>,
+        timer: &SharedTimer,
+    ) -> io::Result<bool> {
+        let mut keeps = request.as_ref().is_ok_and(|head| head.keeps_alive);
+        let (parts, refusal) = match request {
+            Ok(head) => (head.parts, None),
+            // A refused request is counted and logged like any other.
+            Err(error) => (Request::new(()).into_parts().0, Some(error)),
+        };
+        let asked = Asked {
+            is_head: parts.method == Method::HEAD,
+            is_http_10: parts.version == Version::HTTP_10,
+        };
+        let request = Request::from_parts(parts, RequestBody(stream));
+        // Boxed, so that its memory is free while the response is sent.
+        let mut responding = Box::pin(self.respond(request, refusal, timer));
+        let response = poll_fn(|cx| match responding.as_mut().poll(cx) {
+            Poll::Ready(response) => Poll::Ready(Some(response)),
+            Poll::Pending => stream.lock().poll_disconnect(cx).map(|()| None),
+        });
+        let Some((response, may_follow)) = response.await else { return Ok(false) };
+        drop(responding);
+        keeps &= may_follow;
+        let mut writer = ResponseWriter::new(response, asked, &mut keeps);
+        poll_fn(|cx| {
+            let mut stream = stream.lock();
+            let written = writer.poll_write(&mut stream.transport, cx);
+            if written.is_pending() && stream.poll_disconnect(cx).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            written
+        })
+        .await?;
+        Ok(keeps)
+    }
+
+    /// Returns the response to a request, and whether another request may follow on the connection.
     async fn respond(
         &self,
-        mut request: Request<Incoming>,
-        keep_alive: &KeepAliveState,
-    ) -> Result<Response<Answer>, Infallible> {
+        mut request: Request<RequestBody<'_>>,
+        refusal: Option<Error>,
+        timer: &SharedTimer,
+    ) -> (Response<Answer>, bool) {
         let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
+        let stream = *request.body();
         let endpoint = Endpoint::of(request.method(), request.uri().path());
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
         let config = &self.router.config;
@@ -242,19 +292,21 @@ impl Serving {
         });
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         let reader = self.sites.reader(plane, request.headers());
-        let answering = self.answer(endpoint, request, keep_alive, log.as_ref());
-        let mut response = match answering.await {
+        let answer = match refusal {
+            Some(error) => Err(error),
+            None => self.answer(endpoint, request, timer, log.as_ref()).await,
+        };
+        let mut response = match answer {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
-        let headers = response.headers_mut();
-        // Only hyper knows where a chunked body ends and the next head starts, so the connection is closed.
         let is_last =
             *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
-        let keeps = self.permit.get().is_some() && keep_alive.is_uploaded() && !self.closes;
-        if chunked || is_last || !keeps {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
+        // Other servers may read another end of a chunked body, so nothing behind it is taken for a request.
+        let may_follow = stream.0.lock().end_request()
+            && self.permit.get().is_some()
+            && !(chunked || is_last || self.closes);
+        let headers = response.headers_mut();
         headers.insert(request_id::HEADER, id);
         if let Some(origin) = reader {
             allow_reading(headers, origin);
@@ -263,7 +315,7 @@ impl Serving {
         if let Some(log) = &log {
             log.answered(response.status());
         }
-        Ok(response.map(|body| Answer::new(body, keep_alive.clone(), log)))
+        (response.map(|body| Answer::new(body, log)), may_follow)
     }
 
     /// Whether the connection has a permit, or gets one within [`PERMIT_WAIT`].
@@ -278,13 +330,10 @@ impl Serving {
     async fn answer(
         &self,
         endpoint: Result<Endpoint, Error>,
-        request: Request<Incoming>,
-        keep_alive: &KeepAliveState,
+        request: Request<RequestBody<'_>>,
+        timer: &SharedTimer,
         log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
-        if let Some(refusal) = keep_alive.take_refusal() {
-            return Err(refusal);
-        }
         // A data-plane path with a wrong method is still a data-plane path.
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         if let Some(permission) = self.sites.preflight(&request) {
@@ -299,16 +348,15 @@ impl Serving {
             Endpoint::Admin | Endpoint::OpenApi => {
                 let (head, body) = request.into_parts();
                 let mut memory = MemoryReservation::new(&self.router.bodies);
-                let body = read_body(body, ADMIN_BODY_LIMIT, &mut memory).await?;
-                keep_alive.uploaded();
+                let body = body.read(ADMIN_BODY_LIMIT, &mut memory).await?;
                 let request = Request::from_parts(head, axum::body::Body::from(body));
                 let Ok(response) = self.admin.clone().oneshot(request).await;
                 Ok(response.map(ResponseBody::Admin))
             }
-            // Boxed, because hyper moves the future of every request.
+            // Boxed, because it is large and the future that it is part of is moved.
             endpoint => {
                 let answering =
-                    forward(&self.router, endpoint, request, self.client.ip(), keep_alive, log);
+                    forward(&self.router, endpoint, request, self.client.ip(), timer, log);
                 let answered = self.router.gate.until_cut(Box::pin(answering)).await;
                 answered.unwrap_or(Err(Error::Draining))
             }

@@ -3,11 +3,12 @@
 use std::{net::IpAddr, sync::Arc};
 
 use http::{Request, Response, Version};
-use hyper::body::Incoming;
 
-use super::keep_alive::KeepAliveState;
+use super::request_body::RequestBody;
 use crate::{
+    admission::MemoryReservation,
     body::ResponseBody,
+    deadline_timer::SharedTimer,
     endpoint::Endpoint,
     error::Error,
     proxy::{Job, dispatch, request::WorkerRequest},
@@ -21,9 +22,9 @@ use crate::{
 pub(super) async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
-    request: Request<Incoming>,
+    request: Request<RequestBody<'_>>,
     address: IpAddr,
-    keep_alive: &KeepAliveState,
+    timer: &SharedTimer,
     log: Option<&Arc<RequestLog>>,
 ) -> Result<Response<ResponseBody>, Error> {
     if router.gate.is_draining() {
@@ -31,13 +32,14 @@ pub(super) async fn forward(
     }
     let client = router.queue.client(request.headers(), address);
     let reading = AbortCount(Some(router));
-    let request = WorkerRequest::read(request, router).await;
-    let request = reading.disarm(request)?;
-    keep_alive.uploaded();
+    let (head, body) = request.into_parts();
+    let mut memory = MemoryReservation::new(&router.bodies);
+    let body = body.read(router.config.max_payload_size, &mut memory).await;
+    let body = reading.disarm(body)?;
+    let request = WorkerRequest::new(head, body, memory, router.config.has_keys());
     // Entered after the upload: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let (log, timer) = (log.cloned(), keep_alive.timer());
-    let mut job = Job::new(router, endpoint, request, client, in_flight, log, timer).await;
+    let mut job = Job::new(router, endpoint, request, client, in_flight, log.cloned(), timer).await;
     if job.key.as_ref().is_some_and(|key| key.continues) {
         let message =
             "`continuation` is internal to router and workers; it is not a field of the API";

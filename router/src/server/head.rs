@@ -1,30 +1,39 @@
-//! Checks the head of a request before hyper reads it.
+//! The head of a request.
 //!
-//! An ambiguous message can smuggle a request past a proxy. hyper is lenient where HTTP allows it: it accepts bare
-//! line feeds, prefers `Transfer-Encoding` to `Content-Length`, and requires no `Host`. This module refuses every
-//! ambiguous message, with an error in OpenAI's shape. It uses hyper's own parser, httparse, and adds checks.
+//! An ambiguous message can smuggle a request past a proxy. HTTP allows a server to be lenient: to accept bare line
+//! feeds, to prefer `Transfer-Encoding` to `Content-Length`. This module refuses every ambiguous message, with an error
+//! in OpenAI's shape. httparse finds the parts of a head; the checks are here.
 
 use std::mem::MaybeUninit;
 
-use http::Uri;
+use bytes::Bytes;
+use http::{Method, Uri, Version, header, request::Parts};
 use httparse::{Header, Request, Status};
 use memchr::memchr_iter;
 
-use crate::error::Error;
+use crate::{
+    error::Error,
+    wire::http1::{keeps_alive, to_map},
+};
 
 /// Maximum size of a head, including the request line, in bytes.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 const MAX_TARGET: usize = 8 << 10;
-/// Maximum number of fields; hyper's limit.
+/// Maximum number of fields.
 const MAX_FIELDS: usize = 100;
 const MAX_METHOD: usize = 32;
 
+/// Room for the fields that the router adds: the id of the request and the trace.
+const ROOM: usize = 2;
+
 /// A complete head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Its length in bytes, including the blank line.
-    pub(super) end: usize,
+    pub(super) parts: Parts,
     pub(super) body: BodyLength,
+    /// Whether the client waits for a 100 (Continue) before it sends the body.
+    pub(super) expects_continue: bool,
+    /// Whether the client allows another request on the connection.
+    pub(super) keeps_alive: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +42,10 @@ pub(super) enum BodyLength {
     Chunked,
 }
 
-/// Reads the head at the start of `bytes`. `None` if it is incomplete. Fails if it is ambiguous, malformed or too
-/// large.
-pub(super) fn read(bytes: &[u8]) -> Result<Option<Head>, Error> {
+/// Reads the head at the start of `unread`, and leaves the bytes behind it there. `None` if it is incomplete. Fails if
+/// it is ambiguous, malformed or too large.
+pub(super) fn read(unread: &mut Bytes) -> Result<Option<Head>, Error> {
+    let bytes = &unread[..];
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
     let mut request = Request::new(&mut []);
     let parsed = request.parse_with_uninit_headers(bytes, &mut fields).map_err(refusal)?;
@@ -52,11 +62,34 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Head>, Error> {
         return Err(Error::BadHead(LINE_END));
     }
     check_request_line(&request)?;
-    let is_http_11 = request.version == Some(1);
-    Ok(Some(Head { end, body: Fields::read(request.headers)?.body_length(is_http_11)? }))
+    let version = request.version.unwrap_or_default();
+    let body = Fields::read(request.headers)?.body_length(version == 1)?;
+    let parts = to_parts(&request, unread)?;
+    let expects_continue = version == 1
+        && parts
+            .headers
+            .get(header::EXPECT)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let keeps_alive = keeps_alive(&parts.headers, version);
+    drop(unread.split_to(end));
+    Ok(Some(Head { parts, body, expects_continue, keeps_alive }))
+}
+
+/// The parts of a checked request. Its target and the values of its fields stay in `bytes`, where they were parsed.
+fn to_parts(request: &Request<'_, '_>, bytes: &Bytes) -> Result<Parts, Error> {
+    let mut parts = http::Request::new(()).into_parts().0;
+    let method = request.method.unwrap_or_default();
+    parts.method =
+        Method::from_bytes(method.as_bytes()).map_err(|_| Error::BadHead("a malformed method"))?;
+    let target = bytes.slice_ref(request.path.unwrap_or_default().as_bytes());
+    parts.uri = Uri::from_maybe_shared(target).map_err(|_| Error::BadHead(TARGET))?;
+    parts.version = if request.version == Some(1) { Version::HTTP_11 } else { Version::HTTP_10 };
+    parts.headers = to_map(request.headers, bytes, ROOM).map_err(Error::BadHead)?;
+    Ok(parts)
 }
 
 const LINE_END: &str = "a line must end with CR LF";
+const TARGET: &str = "the target must be a path or an absolute URI";
 
 /// The error for a head that httparse refuses.
 fn refusal(error: httparse::Error) -> Error {
@@ -85,11 +118,7 @@ fn check_request_line(request: &Request<'_, '_>) -> Result<(), Error> {
             uri.scheme().is_some() && uri.authority().is_some_and(|a| !a.as_str().contains('@'))
         }),
     };
-    if is_readable {
-        Ok(())
-    } else {
-        Err(Error::BadHead("the target must be a path or an absolute URI"))
-    }
+    if is_readable { Ok(()) } else { Err(Error::BadHead(TARGET)) }
 }
 
 /// The fields that determine the end of the message and its host.
@@ -178,25 +207,38 @@ fn is_host(byte: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
-    fn read_text(head: &str) -> Result<Option<Head>, Error> {
-        read(head.as_bytes())
+    /// The length of the head and of its body.
+    type Read = Result<Option<(usize, BodyLength)>, Error>;
+
+    fn read_text(text: &str) -> Read {
+        let mut unread = Bytes::copy_from_slice(text.as_bytes());
+        let head = read(&mut unread)?;
+        Ok(head.map(|head| (text.len() - unread.len(), head.body)))
     }
 
-    fn with(fields: &str) -> Result<Option<Head>, Error> {
+    fn with(fields: &str) -> Read {
         read_text(&format!("POST /generate HTTP/1.1\r\nHost: x\r\n{fields}\r\n"))
     }
 
     fn body(fields: &str) -> BodyLength {
-        with(fields).expect("one reading").expect("whole").body
+        with(fields).expect("one reading").expect("whole").1
+    }
+
+    /// The complete head of a request with these fields.
+    fn head(version: &str, fields: &str) -> Head {
+        let text = format!("POST /v1/x?y=1 HTTP/{version}\r\nhost: x\r\n{fields}\r\n");
+        read(&mut Bytes::from(text)).expect("one reading").expect("whole")
     }
 
     #[test]
     fn a_valid_head_is_read_to_its_end_in_any_pieces() {
         let head = "\r\nPOST /v1/x?a={%20}&b=c|d HTTP/1.1\r\nhOST: [::1]:80\r\nAccept:\r\n\
                     X: \t caf\u{e9} \r\nCONTENT-length: 10 \r\n\r\n";
-        let whole = Head { end: head.len(), body: BodyLength::Exact(10) };
+        let whole = (head.len(), BodyLength::Exact(10));
         assert_eq!(read_text(&format!("{head}0123456789GET")), Ok(Some(whole)));
         for cut in 0..head.len() {
             let Some(part) = head.get(..cut) else { continue };
@@ -208,6 +250,36 @@ mod tests {
             assert!(read_text(head).expect(head).is_some());
         }
         assert!(read_text("GET http://a.b:1/x HTTP/1.1\r\nhost: a.b:1\r\n\r\n").is_ok());
+    }
+
+    #[test]
+    fn the_parts_of_a_head_are_those_that_were_sent() {
+        let Parts { method, uri, version, headers, .. } =
+            head("1.1", "X-A:  caf\u{e9} \r\nx-a:\r\n").parts;
+        assert_eq!((method, version), (Method::POST, Version::HTTP_11));
+        assert_eq!(uri, "/v1/x?y=1");
+        let values: Vec<_> = headers.get_all("x-a").iter().map(HeaderValue::as_bytes).collect();
+        assert_eq!(values, ["caf\u{e9}".as_bytes(), b""]);
+        assert_eq!((headers.len(), &headers["host"]), (3, &"x".parse().expect("a value")));
+        assert_eq!(head("1.0", "").parts.version, Version::HTTP_10);
+    }
+
+    #[test]
+    fn the_client_decides_whether_the_connection_stays_open() {
+        for (version, fields, keeps) in [
+            ("1.1", "", true),
+            ("1.1", "connection: x, Close\r\n", false),
+            ("1.1", "connection: keep-alive\r\nconnection: close\r\n", false),
+            ("1.0", "", false),
+            ("1.0", "connection: Keep-Alive\r\n", true),
+        ] {
+            assert_eq!(head(version, fields).keeps_alive, keeps, "{version} {fields:?}");
+        }
+        for (version, expects) in [("1.1", true), ("1.0", false)] {
+            let head = head(version, "expect: 100-Continue\r\n");
+            assert_eq!(head.expects_continue, expects, "{version}");
+        }
+        assert!(!head("1.1", "expect: another\r\n").expects_continue);
     }
 
     #[test]
@@ -292,9 +364,8 @@ mod tests {
         assert!(with(&"x: y\r\n".repeat(MAX_FIELDS - 1)).is_ok());
     }
 
-    /// Otherwise hyper would refuse the request in another shape.
     #[test]
-    fn hyper_accepts_every_target_that_passes() {
+    fn every_allowed_target_can_be_parsed() {
         for byte in (0..=255).filter(|byte| is_target(*byte)) {
             let target = [b'/', byte, b'?', byte];
             assert!(Uri::try_from(&target[..]).is_ok(), "{:?}", char::from(byte));

@@ -7,21 +7,17 @@
 use std::{
     future::poll_fn,
     io::{self, IoSlice},
-    mem::MaybeUninit,
     pin::Pin,
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::{Buf, Bytes, BytesMut, buf::Chain};
+use bytes::{Buf, Bytes, buf::Chain};
 use http::{Method, Request, header, response::Parts};
 use http_body::SizeHint;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::AsyncWrite;
 
 use super::response::{self, Framing, Head};
-use crate::wire::transport::Transport;
-
-/// Bytes of one read. They are read to the stack and copied, so a connection that waits for its worker has no buffer.
-const READ: usize = 16 << 10;
+use crate::wire::{http1::poll_fill, transport::Transport};
 
 /// Maximum size of a response head.
 const MAX_HEAD: usize = 32 << 10;
@@ -129,19 +125,7 @@ impl Http1 {
 
     /// Reads bytes and appends them to `unread`. Ready with false at the end of the stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        let mut space = [MaybeUninit::uninit(); READ];
-        let mut space = ReadBuf::uninit(&mut space);
-        ready!(Pin::new(&mut self.transport).poll_read(cx, &mut space))?;
-        let read = space.filled();
-        if self.unread.is_empty() {
-            self.unread = Bytes::copy_from_slice(read);
-        } else {
-            let mut joined = BytesMut::with_capacity(self.unread.len() + read.len());
-            joined.extend_from_slice(&self.unread);
-            joined.extend_from_slice(read);
-            self.unread = joined.freeze();
-        }
-        Poll::Ready(Ok(!read.is_empty()))
+        poll_fill(&mut self.transport, &mut self.unread, cx)
     }
 
     /// Whether the response has been read to its end.

@@ -6,7 +6,6 @@
 
 pub mod address;
 pub mod call;
-mod chunked;
 mod connection;
 mod dial;
 mod http1;

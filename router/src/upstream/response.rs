@@ -3,16 +3,20 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header, response::Parts,
-};
+use http::{HeaderMap, Response, StatusCode, Version, header, response::Parts};
 use httparse::{ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
-use super::chunked::Chunked;
+use crate::wire::{
+    chunked::Chunked,
+    http1::{keeps_alive, list, to_map},
+};
 
 /// Maximum number of header fields.
 const MAX_FIELDS: usize = 100;
+
+/// Room for the fields that the router adds.
+const ROOM: usize = 2;
 
 /// The rest of a response body.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
             drop(unread.split_to(length));
             continue;
         }
-        let headers = copy(response.headers, unread)?;
+        let headers = to_map(response.headers, unread, ROOM)?;
         let reason = response.reason.filter(|reason| Some(*reason) != status.canonical_reason());
         let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
         drop(unread.split_to(length));
@@ -76,20 +80,6 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
         return Ok(Some(Head { parts, framing, keeps_alive }));
     }
 }
-
-/// The fields as a map. Their values stay in `bytes`, where they were parsed.
-fn copy(fields: &[httparse::Header<'_>], bytes: &Bytes) -> Result<HeaderMap, &'static str> {
-    let mut headers = HeaderMap::with_capacity(fields.len() + ROOM);
-    for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| "a malformed name")?;
-        let value = HeaderValue::from_maybe_shared(bytes.slice_ref(field.value));
-        headers.append(name, value.map_err(|_| "a malformed value")?);
-    }
-    Ok(headers)
-}
-
-/// Room for the fields that the router adds.
-const ROOM: usize = 2;
 
 impl Framing {
     fn of(headers: &HeaderMap, version: u8) -> Result<Self, &'static str> {
@@ -134,23 +124,6 @@ impl Framing {
             }
         }
     }
-}
-
-/// Whether the connection stays open after the response. A response with both kinds of framing may have come from
-/// two senders that read it differently.
-fn keeps_alive(headers: &HeaderMap, version: u8) -> bool {
-    let has = |option: &[u8]| {
-        let mut options = headers.get_all(header::CONNECTION).iter().flat_map(list);
-        options.any(|sent| sent.eq_ignore_ascii_case(option))
-    };
-    let is_ambiguous = headers.contains_key(header::TRANSFER_ENCODING)
-        && headers.contains_key(header::CONTENT_LENGTH);
-    !is_ambiguous && !has(b"close") && (version == 1 || has(b"keep-alive"))
-}
-
-/// The elements of a comma-separated value.
-fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
 /// A number of up to 18 digits, which fits into u64.

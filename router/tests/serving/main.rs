@@ -10,6 +10,7 @@ mod breaker;
 mod burst;
 mod busy;
 mod cli;
+mod connections;
 mod dashboard;
 mod discovery;
 mod drain;

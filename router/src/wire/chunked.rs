@@ -7,7 +7,7 @@ const MAX_DROPPED: usize = 16 << 10;
 
 /// The decoder of one body. It takes bytes as they arrive and keeps none.
 #[derive(Debug)]
-pub(super) struct Chunked {
+pub(crate) struct Chunked {
     at: At,
     /// The size of the present chunk so far, then its bytes that have not come.
     left: u64,
@@ -37,18 +37,18 @@ enum At {
 }
 
 impl Chunked {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { at: At::Size, left: 0, dropped: 0 }
     }
 
     /// Whether the whole body has been read.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.at == At::End
     }
 
     /// Takes the next data out of `unread`. `None` if more bytes are needed, or the body is complete. Fails with the
     /// defect of a malformed body.
-    pub(super) fn next(&mut self, unread: &mut Bytes) -> Result<Option<Bytes>, &'static str> {
+    pub(crate) fn next(&mut self, unread: &mut Bytes) -> Result<Option<Bytes>, &'static str> {
         while self.at != At::End {
             let Some(byte) = unread.first().copied() else { break };
             if self.at == At::Data {

@@ -1,0 +1,43 @@
+//! The body of a request that is being read.
+
+use std::future::poll_fn;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+
+use crate::{admission::MemoryReservation, error::Error, server::client_stream::ClientStream};
+
+/// Maximum number of bytes that are reserved for the client's Content-Length. Beyond it, memory grows with the bytes
+/// that arrive.
+const MAX_RESERVED: usize = 1 << 20;
+
+/// A body that has not been read from its stream.
+#[derive(Clone, Copy)]
+pub(super) struct RequestBody<'a>(pub(super) &'a Mutex<ClientStream>);
+
+impl RequestBody<'_> {
+    /// Reads the whole body. A body that has arrived with its head, the usual case, is not copied. Fails if it has more
+    /// than `limit` bytes, is malformed or too slow.
+    pub(super) async fn read(
+        self,
+        limit: usize,
+        held: &mut MemoryReservation,
+    ) -> Result<Bytes, Error> {
+        let announced = usize::try_from(self.0.lock().announced()).unwrap_or(usize::MAX);
+        if announced > limit {
+            return Err(Error::PayloadTooLarge { limit });
+        }
+        if let Some(whole) = self.0.lock().take_body() {
+            return Ok(whole);
+        }
+        let mut whole = BytesMut::with_capacity(announced.min(MAX_RESERVED));
+        held.grow(whole.capacity())?;
+        while poll_fn(|cx| self.0.lock().poll_body(&mut whole, cx)).await? {
+            if whole.len() > limit {
+                return Err(Error::PayloadTooLarge { limit });
+            }
+            held.grow(whole.capacity())?;
+        }
+        Ok(whole.freeze())
+    }
+}
