@@ -1,7 +1,10 @@
 //! Engines whose streams have one event in each interval, to measure the cost of thousands of live streams in a
 //! router. Each event has its number and the time of its write.
 //!
-//!     paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS
+//!     paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS [steps]
+//!
+//! With `steps` all streams have their events at the same times, like the streams of an engine that decodes them in one
+//! batch.
 
 #![forbid(unsafe_code)]
 
@@ -27,14 +30,21 @@ const READ: usize = 4096;
 struct Pace {
     events: u32,
     interval: Duration,
+    /// The time of one step, if all streams have the same steps.
+    step: Option<Instant>,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<()> {
-    let usage = "usage: paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS";
-    let mut arguments = env::args().skip(1).map(|word| word.parse::<u32>().expect(usage));
-    let [first, count, events, interval] = [(); 4].map(|()| arguments.next().expect(usage));
-    let pace = Pace { events, interval: Duration::from_millis(u64::from(interval)) };
+    let usage = "usage: paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS [steps]";
+    let mut words = env::args().skip(1);
+    let [first, count, events, interval] =
+        [(); 4].map(|()| words.next().and_then(|word| word.parse::<u32>().ok()).expect(usage));
+    let step = words.next().map(|word| {
+        assert_eq!(word, "steps", "{usage}");
+        Instant::now()
+    });
+    let pace = Pace { events, interval: Duration::from_millis(u64::from(interval)), step };
     let mut engines = JoinSet::new();
     for port in first..first + count {
         let port = u16::try_from(port).expect(usage);
@@ -73,9 +83,17 @@ async fn serve(mut stream: TcpStream, pace: Pace) -> io::Result<()> {
 }
 
 impl Pace {
+    /// The time of the first event of a stream that starts now.
+    fn first(self) -> Instant {
+        let now = Instant::now();
+        let Some(step) = self.step else { return now };
+        let late = (now - step).as_nanos() % self.interval.as_nanos().max(1);
+        now + self.interval - Duration::from_nanos(late as u64)
+    }
+
     async fn play(self, stream: &mut TcpStream) -> io::Result<()> {
         stream.write_all(raw::STREAM.as_bytes()).await?;
-        let begun = Instant::now();
+        let begun = self.first();
         for number in 0..self.events {
             sleep_until(begun + self.interval * number).await;
             let time = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros());
