@@ -98,10 +98,10 @@ def test_each_spelling_becomes_a_grammar(body: dict[str, Any], kind: str, source
     ("body", "param"),
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {}}},
-            "response_format.json_schema",
+            "response_format.json_schema.name",
         ),
         ({"response_format": "json_object"}, "response_format"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
