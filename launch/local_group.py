@@ -75,8 +75,8 @@ class LocalGroup:
                 task.cancel()
         status = found[first].status
         assert status is not None, "it runs on this machine"
-        name = f"DP rank {self._members[first][0].attn_dp_rank}"
-        return End(status, f"is a group whose {name} {describe_exit(status)}")
+        # On node 0 the first DP ranks are
+        return End(status, f"is a group whose DP rank {first} {describe_exit(status)}")
 
     @asynccontextmanager
     async def _shared(self) -> AsyncIterator[tuple[Sequence[DpGroup], Sequence[Node]]]:

@@ -73,8 +73,8 @@ class RemoteMailbox:
             self._ends[end := watch(outbox)] = number
             self._poller.register(end, zmq.POLLIN)
             outbox.connect(endpoints[number])
-            outbox.send(self.rank.to_bytes())
             self._outboxes[number] = outbox
+        self.send(self.rank.to_bytes())
         deadline = time.monotonic() + timeout_s
         missing = set(self._others)
         while missing:
