@@ -75,7 +75,7 @@ class LocalGroup:
                 task.cancel()
         status = found[first].status
         assert status is not None, "it runs on this machine"
-        # On node 0 the first DP ranks are
+        # The DP ranks of this node are the first of all: the launcher of node 0 has the group
         return End(status, f"is a group whose DP rank {first} {describe_exit(status)}")
 
     @asynccontextmanager

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from mla_router import Router
     from mla_router.launch.node_processes import RankCommand
 
-WORKERS = (
-    "requests to workers"  # purpose of the key that the router sends to workers on several nodes
-)
+# Purpose of the key that the router sends to workers on several nodes
+WORKERS = "requests to workers"
 
 
 def main() -> int:
@@ -66,9 +65,8 @@ def run(
     try:
         if not options.ray_address:  # else each node has its own models and GPUs
             options = dataclasses.replace(options, every_worker=locate(options.every_worker))
-            preflight.check(
-                options.worker(options.workers_here[-1], 0)
-            )  # the worker with the last GPU
+            last = options.workers_here[-1]  # the worker with the last GPU
+            preflight.check(options.worker(last, 0))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR

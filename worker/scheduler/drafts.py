@@ -91,8 +91,8 @@ class DraftPolicy:
 
     def agree(self, outcomes: Sequence[DecodeOutcome]) -> None:
         """Learns from a step of all DP ranks, and decides whether their next steps have drafts. Each rank calls it with the same
-        outcomes, so all decide alike. A step takes as long for all of them, whoever has drafts: on its own a rank would take the
-        drafts of others for its step without drafts, and would not count what its drafts cost others."""
+        outcomes, so all decide alike. A step takes equally long on all ranks, and the drafts of one rank delay the others. A rank
+        that decided alone would measure the drafts of others as its own plain step, and ignore the cost of its drafts for them."""
         parts = [outcome for outcome in outcomes if outcome.requests]
         if self._choice is None or not parts:
             return

@@ -30,8 +30,8 @@ pub struct WorkerRequest {
 }
 
 impl WorkerRequest {
-    /// A request with this head and body. `memory` is that of the body. If the router `has_keys`, the client's key is
-    /// not sent to workers.
+    /// Makes a request of this head and body. `memory` is the reservation for the body. If the router `has_keys`, it
+    /// does not send the client's key to workers.
     pub(crate) fn new(
         mut head: Parts,
         body: Bytes,

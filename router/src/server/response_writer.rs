@@ -198,7 +198,7 @@ fn write_head(parts: &Parts, asked: Asked, framing: Option<Framing>, keeps: bool
         None => head.extend_from_slice(parts.status.canonical_reason().unwrap_or("").as_bytes()),
     }
     head.extend_from_slice(b"\r\n");
-    // Without a body, a length is that of the response to a GET.
+    // A response to HEAD and a 304 have no body. Their length is the length of the body that a GET would return.
     let keeps_length = framing.is_none() && parts.status != StatusCode::NO_CONTENT;
     for (name, value) in &parts.headers {
         let is_length = *name == header::CONTENT_LENGTH;
