@@ -1,12 +1,12 @@
 """Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, V2-Lite with keys and values of all heads, and
-both kinds of Gemma 2's layers.
+both kinds of Gemma 2's layers, beside FlashInfer's kernels on tensor cores if installed (keys as wide as values).
 
     python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
     python bench/kernels/bench_gqa_decode.py --sweep
 
 The floor counts every key and value within the window once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive
 calls over different caches, as the layers of a step, so that rows are read from memory. Neither includes the schedule,
-which is made once a step for all layers. `--sweep` times tilings and numbers of parts in such graphs.
+which is made once a step for all layers, nor FlashInfer's plan on the host. `--sweep` times tilings and numbers of parts in such graphs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kernels.timing import floor_us, time_graph_us, time_us
+from kernels.error import relative_error
+from kernels.timing import floor_us, time_graph_us, time_host_us, time_us
 from record import record
 
+from kernels import flashinfer_gqa
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch, gqa_decode_triton
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 
 SCALE = 0.0884
 COLD_BYTES = 200 << 20  # of caches that take turns
@@ -195,6 +198,32 @@ class Inputs:
         copies = len(self.caches)
         return time_graph_us(self.call(schedule), launches=copies * math.ceil(20 / copies))
 
+    def flashinfer(self, schedule: DecodeSchedule) -> dict[str, float]:
+        """Returns FlashInfer's times, and its difference from our result. Empty if it is not installed."""
+        case = self.case
+        if case.width != case.v_head_dim or not flashinfer_gqa.installed():
+            return {}
+        turn = cycle(self.caches)
+        plan, run = flashinfer_gqa.decode(
+            self.q,
+            lambda: keys_and_values(next(turn), case.width, case.v_head_dim),
+            self.page_table,
+            self.lengths,
+            scale=SCALE,
+            window=case.window,
+            softcap=case.softcap,
+        )
+        turn = cycle(self.caches)  # from the first cache on, which our call reads
+        theirs = run()
+        self.call(schedule)()
+        copies = len(self.caches)
+        return {
+            "flashinfer_us": time_us(run),
+            "flashinfer_graph_us": time_graph_us(run, launches=copies * math.ceil(20 / copies)),
+            "flashinfer_plan_host_us": time_host_us(plan),
+            "flashinfer_difference": relative_error(theirs, self.out),
+        }
+
     def error(self, schedule: DecodeSchedule) -> float:
         """Returns the largest error of the first few requests, compared with torch."""
         self.call(schedule)()
@@ -212,27 +241,30 @@ class Inputs:
             window=self.case.window,
             softcap=self.case.softcap,
         )
-        difference = self.out[:few].float() - expected.float()
-        return (difference.norm() / expected.float().norm()).item()
+        return relative_error(self.out[:few], expected)
 
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
     schedule = inputs.schedule(inputs.chosen())
     us = time_us(inputs.call(schedule))
-    return asdict(case) | {
-        "us": us,
-        "graph_us": inputs.graph_us(schedule),
-        "error": inputs.error(schedule),
-        "parts": schedule.num_parts,
-        "tb_per_s": case.kv_bytes / us / 1e6,
-        "floor_us": floor_us(moved_bytes=case.kv_bytes),
-    }
+    return (
+        asdict(case)
+        | {
+            "us": us,
+            "graph_us": inputs.graph_us(schedule),
+            "error": inputs.error(schedule),
+            "parts": schedule.num_parts,
+            "tb_per_s": case.kv_bytes / us / 1e6,
+            "floor_us": floor_us(moved_bytes=case.kv_bytes),
+        }
+        | inputs.flashinfer(schedule)
+    )
 
 
 def run_cases() -> dict[str, Any]:
     print(
-        "           model batch length window page parts        us  graph us    floor  floor  TB/s   error"
+        "           model batch length window page parts        us  graph us    floor  floor  TB/s   error  FlashInfer, difference"
     )
     rows = []
     for case in CASES:
@@ -242,7 +274,12 @@ def run_cases() -> dict[str, Any]:
             f"{case.model:>16} {case.batch:5} {case.length:6} {case.window or '-':>6} "
             f"{case.page_size:4} {row['parts']:5} "
             f"{row['us']:9.1f} {row['graph_us']:9.1f} {row['floor_us']:8.1f} "
-            f"{row['floor_us'] / row['graph_us']:6.0%} {row['tb_per_s']:5.2f} {row['error']:.1e}",
+            f"{row['floor_us'] / row['graph_us']:6.0%} {row['tb_per_s']:5.2f} {row['error']:.1e}"
+            + "".join(
+                f" {row[key]:.3g}"
+                for key in ("flashinfer_graph_us", "flashinfer_difference")
+                if key in row
+            ),
             flush=True,
         )
     return {"rows": rows}

@@ -1,4 +1,5 @@
-"""Grouped-query prefill in bf16 at the shapes of Llama 3 8B and Gemma 2, without and with window and soft cap.
+"""Grouped-query prefill in bf16 at the shapes of Llama 3 8B and Gemma 2, without and with window and soft cap, beside
+FlashInfer's fa3 if installed.
 
     python bench/kernels/bench_gqa_prefill.py --out bench/results/gqa_prefill.jsonl
 
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.error import relative_error
 from kernels.timing import floor_us, time_us
 from record import record
 
+from kernels import flashinfer_gqa
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
 
@@ -60,9 +63,22 @@ def measure(case: Case) -> dict[str, Any]:
     q = torch.randn(queries, case.heads, case.width, device="cuda", dtype=torch.bfloat16)
     work = PrefillWork.on("cuda", case.extents, heads=case.heads, window=case.window)
     scale = case.width**-0.5
-    us = time_us(lambda: ragged_attention(q, k, v, None, work, scale=scale, softcap=case.softcap))
-    floor = floor_us(flops=case.flops)
-    return asdict(case) | {"us": round(us, 1), "floor_us": round(floor, 1)}
+
+    def ours() -> torch.Tensor:
+        return ragged_attention(q, k, v, None, work, scale=scale, softcap=case.softcap)[0]
+
+    row: dict[str, Any] = {
+        "us": round(time_us(ours), 1),
+        "floor_us": round(floor_us(flops=case.flops), 1),
+        "flashinfer_us": None,
+    }
+    if flashinfer_gqa.installed():
+        theirs = flashinfer_gqa.prefill(
+            q, k, v, case.extents, scale=scale, window=case.window, softcap=case.softcap
+        )
+        row["flashinfer_us"] = round(time_us(theirs), 1)
+        row["flashinfer_difference"] = relative_error(theirs(), ours())
+    return asdict(case) | row
 
 
 def main() -> None:
@@ -70,7 +86,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = []
-    print(f"{'model':12} {'queries x keys':>18} window softcap       us    floor  of floor")
+    print(
+        f"{'model':12} {'queries x keys':>18} window softcap       us    floor  of floor  FlashInfer"
+    )
     for case in CASES:
         row = measure(case)
         rows.append(row)
@@ -78,7 +96,8 @@ def main() -> None:
         print(
             f"{case.model:12} {f'{chunks} x {queries} x {keys}':>18} {case.window or '-':>6} "
             f"{case.softcap or '-':>7} {row['us']:8.1f} {row['floor_us']:8.1f} "
-            f"{row['floor_us'] / row['us']:8.0%}",
+            f"{row['floor_us'] / row['us']:8.0%}  {row['flashinfer_us'] or '-':>10} "
+            f"{row.get('flashinfer_difference', '')}",
             flush=True,
         )
     record("gqa_prefill", {"rows": rows}, args.out)

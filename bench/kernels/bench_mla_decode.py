@@ -35,6 +35,7 @@ from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.kv_cache.fp8 import FORMATS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from error import relative_error
 from record import record
 from timing import floor_us, time_graph_us, time_host_us, time_us
 
@@ -234,10 +235,6 @@ class Inputs:
         plan()
         turn = cycle([cache.split([LATENT, ROPE], dim=-1) for cache in self.caches])
         return plan, lambda: wrapper.run(self.q_latent, self.q_pe, *next(turn))
-
-
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((got.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 def measure(case: Case) -> dict[str, Any]:
