@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import resource
 import subprocess
@@ -79,12 +80,24 @@ def sampled(pid: int) -> Iterator[list[int]]:
         thread.join()
 
 
-def load(ports: list[int], streams: int, others: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the client once. Raises RuntimeError if it lost an event or a stream."""
+def load(
+    ports: list[int],
+    *,
+    streams: int,
+    others: int,
+    events: int,
+    ramp: float,
+    seconds: float,
+    pause: float = 5,
+) -> dict[str, Any]:
+    """Runs the client once: live `streams`, and `others` with a request every `pause` seconds.
+
+    All connect within `ramp` seconds. Raises RuntimeError if the client lost an event or a stream.
+    """
     words = [
         *(str(RELEASE / "load_client"), "streams", *(f"127.0.0.1:{port}" for port in ports)),
-        *("--live", str(streams), "--others", str(others), "--events", str(args.events)),
-        *("--pause-s", str(args.pause), "--ramp-s", str(args.ramp), "--seconds", str(args.seconds)),
+        *("--live", str(streams), "--others", str(others), "--events", str(events)),
+        *("--pause-s", str(pause), "--ramp-s", str(ramp), "--seconds", str(seconds)),
     ]
     felt: dict[str, Any] = json.loads(
         subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout
@@ -111,7 +124,10 @@ def main() -> None:
         engines = [RELEASE / "paced_worker", str(first), str(args.workers), *pace]
         stack.enter_context(running(engines))
         until_ready(first)
-        direct = load(ports, args.streams, args.others, args)
+        play = functools.partial(
+            load, events=args.events, ramp=args.ramp, seconds=args.seconds, pause=args.pause
+        )
+        direct = play(ports, streams=args.streams, others=args.others)
         port = free_port()
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         command = ours(args.policy).command(port, urls)
@@ -120,10 +136,10 @@ def main() -> None:
         time.sleep(SETTLE_S)
         alone = resident_bytes(pid)
         with sampled(pid) as without_streams:
-            load([port], 0, connections, args)
+            play([port], streams=0, others=connections)
         before = cpu_seconds(pid)
         with sampled(pid) as with_streams:
-            felt = load([port], args.streams, args.others, args)
+            felt = play([port], streams=args.streams, others=args.others)
         cpu = cpu_seconds(pid) - before
         time.sleep(SETTLE_S)
         afterwards = resident_bytes(pid)
