@@ -14,7 +14,7 @@ from support.processes import ROOT
 def test_cache_aware_keeps_85_percent_of_the_ideal(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     sizes = ["--prefix-tokens=512", "--question-tokens=24", "--max-total-tokens=3584"]
-    sizes += ["--output-tokens=2"]
+    sizes += ["--output-tokens=2", "--requests-per-group=8"]
     done = subprocess.run(
         [sys.executable, ROOT / "bench/router/shared_prefix_smoke.py", *sizes, f"--out={out}"],
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
