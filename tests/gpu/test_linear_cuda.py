@@ -44,6 +44,14 @@ def test_large_weights(
     test_float64(rows, constant, shape, out_dtype)
 
 
+@pytest.mark.parametrize("shape", [(4096, 14336), (4096, 4096)], ids=str)
+@pytest.mark.parametrize("rows", [65, 100, 128])
+def test_rows_of_the_library(rows: int, shape: tuple[int, int]) -> None:
+    before = torch.backends.cuda.preferred_blas_library()
+    test_float64(rows, True, shape, torch.bfloat16)
+    assert torch.backends.cuda.preferred_blas_library() == before
+
+
 @pytest.mark.parametrize("rows", [8, 64])
 def test_a_chain_of_large_products_in_a_graph(rows: int) -> None:
     """Each kernel reads its weight while the one before still writes the rows."""

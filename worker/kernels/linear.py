@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
+from mla_router.worker.kernels.library import library_linear
 from mla_router.worker.kernels.linear_hopper import linear_hopper, suits_hopper
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
@@ -55,7 +56,7 @@ def linear(
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
         return torch.mm(x, matrix.t(), out_dtype=out_dtype)
-    return functional.linear(x, matrix, bias)
+    return library_linear(x, matrix, bias)
 
 
 def is_ours(outputs: int, inputs: int) -> bool:
