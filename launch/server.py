@@ -100,7 +100,7 @@ def _serve_node(
     # They import packages of a worker, which `main` checks first.
     from mla_router.launch.node import serve_node
     from mla_router.launch.node_processes import DpRanks, Ranks, rank_command
-    from mla_router.worker.nodes.address import host_port, own_address
+    from mla_router.worker.nodes.address import host_port, own_address, resolve_in_time
 
     output = Output(sys.stdout)
     if not options.spans_nodes:
@@ -108,7 +108,10 @@ def _serve_node(
         ranks = Ranks(node, rank or rank_command, output)
         return asyncio.run(serve_node(node, ranks, output, policy))
     try:
-        address = own_address(*host_port(options.every_worker.dist_init_addr))
+        host, port = host_port(options.every_worker.dist_init_addr)
+        timeout_s = options.every_worker.dist_timeout
+        _, node_0 = asyncio.run(resolve_in_time(host, port, timeout_s, output.launch))
+        address = own_address(node_0, port)
     except OSError as error:
         raise GaveUpError(
             f"--dist-init-addr {options.every_worker.dist_init_addr}: {error.strerror or error}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import ipaddress
 import re
 import socket
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mla_router.worker.config import ConfigError
@@ -14,6 +17,7 @@ from mla_router.worker.host import has_gpu
 
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _ADDRESS = slice(20, 24)  # of struct ifreq: name, family, port, address
+RETRY_S = 0.5
 HOST_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:]+)):(?P<port>\d{1,5})")
 
 
@@ -29,6 +33,27 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     """Returns the family and the first numeric address of `host`. Raises OSError."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return family, str(address[0])
+
+
+async def resolve_in_time(
+    host: str, port: int, timeout_s: float, warn: Callable[[str], None]
+) -> tuple[socket.AddressFamily, str]:
+    """Returns `resolve(host, port)`. Waits for a name that nobody knows yet, as that of a pod in its first seconds.
+
+    `timeout_s`: the longest wait. `warn` gets the reason of the wait, once. Raises OSError.
+    """
+    deadline = time.monotonic() + timeout_s
+    told = False
+    while True:
+        try:
+            return await asyncio.to_thread(resolve, host, port)
+        except socket.gaierror as error:
+            if time.monotonic() + RETRY_S > deadline:
+                raise
+            if not told:
+                warn(f"{host} (--dist-init-addr): {error.strerror}; trying again")
+                told = True
+        await asyncio.sleep(RETRY_S)
 
 
 def own_address(host: str, port: int) -> str:

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.heartbeat_watch import RanksWatch
-from mla_router.worker.nodes.address import host_port, resolve
+from mla_router.worker.nodes.address import host_port, resolve_in_time
 from mla_router.worker.nodes.equal import difference, facts
 from mla_router.worker.nodes.link import HANDSHAKE_S, Link, LinkError
 from mla_router.worker.nodes.messages import (
@@ -175,7 +175,7 @@ async def other_nodes(
     if config.nnodes == 1:
         yield None
         return
-    listener, store = _listen(config)
+    listener, store = await _listen(config)
     with listener, store:
         nodes = Nodes(config, heartbeat, store, on_urls)
         connections: set[asyncio.Task[None]] = set()
@@ -200,11 +200,16 @@ async def other_nodes(
                     task.cancel()
 
 
-def _listen(config: WorkerConfig) -> tuple[socket.socket, socket.socket]:
+async def _listen(config: WorkerConfig) -> tuple[socket.socket, socket.socket]:
     """Returns the sockets for nodes and for the store, on the one address of --dist-init-addr. Raises ConfigError."""
     host, port = host_port(config.dist_init_addr)
     try:
-        family, address = resolve(host, port)
+        family, address = await resolve_in_time(host, port, config.dist_timeout, log.warning)
+    except OSError as error:
+        raise ConfigError(
+            f"--dist-init-addr {config.dist_init_addr}: {error.strerror or error}"
+        ) from error
+    try:
         if address in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"--dist-init-addr {config.dist_init_addr}: give the address of one interface of node 0"
