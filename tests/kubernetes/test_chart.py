@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import threading
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import yaml
 
 from mla_router._router import ignored_router_flags, router_flags
 from mla_router.launch.arguments import parse
 from support.chart import CHART
+from support.kube_chart import ROUTER_TOKEN, SERVICE_ACCOUNT, ask, find, render, router
 from support.kube_cluster import APISERVER, HELM, ROUTER, Cluster, Refused, cluster
 from support.processes import free_ports, status_of, wait_until
 
@@ -27,8 +25,6 @@ pytestmark = pytest.mark.skipif(
     reason="needs Helm and a kube-apiserver: make test-kubernetes",
 )
 
-ROUTER_TOKEN = "router-token"
-SERVICE_ACCOUNT = "system:serviceaccount:default:llm-mla-router-router"
 # Kinds that a plain apiserver does not have.
 FOREIGN = ("monitoring.coreos.com/v1", "leaderworkerset.x-k8s.io/v1")
 EVERYTHING = (
@@ -41,18 +37,6 @@ EVERYTHING = (
     '--set-json=worker.tolerations=[{"key":"gpu","operator":"Exists"}]',
     '--set-json=router.nodeSelector={"a":"b"}',
 )
-
-
-def render(*values: str) -> list[dict[str, Any]]:
-    """Returns the manifests of the release `llm`."""
-    command = [str(HELM), "template", "llm", str(CHART), "--kube-version=1.30.0", *values]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
-
-
-def find(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +75,9 @@ def test_the_apiserver_knows_every_field(apiserver: Cluster, values: tuple[str, 
         assert lost(manifest, kept) == [], manifest["kind"]
 
 
-def test_several_nodes_are_a_leader_worker_set(apiserver: Cluster) -> None:
-    values = "worker.nodes=2,worker.tpSize=16,modelCache.kind=shared"
+@pytest.mark.parametrize("dp_ranks", [1, 4])
+def test_several_nodes_are_a_leader_worker_set(apiserver: Cluster, dp_ranks: int) -> None:
+    values = f"worker.nodes=2,worker.tpSize=16,worker.dpAttention={dp_ranks},modelCache.kind=shared"
     groups = find(render(f"--set={values}"), "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     assert groups["size"] == 2
     for name in ("leaderTemplate", "workerTemplate"):
@@ -124,7 +109,8 @@ def test_dp_ranks_are_behind_the_router_of_their_pod(apiserver: Cluster) -> None
     assert (options.host, options.port) == ("0.0.0.0", 31000)
     for value, named in (
         ("worker.dpAttention=3", "dpAttention 3"),
-        ("worker.nodes=2,modelCache.kind=shared", "worker.nodes"),
+        ("worker.dpAttention=1,worker.nodes=3,modelCache.kind=shared", "nodes 3"),
+        ("worker.dpAttention=4,worker.nodes=8,modelCache.kind=shared", "nodes 8"),
     ):
         with pytest.raises(subprocess.CalledProcessError) as refused:
             render(f"--set={values},{value}")
@@ -183,32 +169,6 @@ def workers(host: str, ports: list[int]) -> Iterator[None]:
         for server in servers:
             server.shutdown()
             server.server_close()
-
-
-@contextlib.contextmanager
-def router(deployment: dict[str, Any], kubeconfig: Path) -> Iterator[str]:
-    """Starts the router of the chart, on another address and with readable keys. Yields its URL."""
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    (port,) = free_ports(1)
-    moved = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=30000": f"--port={port}"}
-    arguments = [moved.get(argument, argument) for argument in container["args"]]
-    keys = {variable["name"]: f"value-of-{variable['name']}" for variable in container["env"]}
-    environment = os.environ | keys | {"KUBECONFIG": str(kubeconfig)}
-    process = subprocess.Popen([ROUTER, *arguments], env=environment)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: status_of(f"{url}/liveness") == 200, "the router runs")
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def ask(url: str, path: str, key: str, body: Any = None) -> Any:
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, headers)) as answer:
-        return json.load(answer)
 
 
 def test_a_router_with_the_charts_rights_discovers_the_charts_pods(
