@@ -24,6 +24,7 @@ COPIES = re.compile(
     r"cp\.(async|reduce)\b"
 )  # to shared memory or from it, whose names come later in the opcode
 NEAR_READS = re.compile(r"(ld|atom)\.(shared|global|local)")
+JUMP_TABLE = re.compile(r"(\$\w+):\s*\.branchtargets\s([^;]*);")
 NO_ACCESS = re.compile(r"cp\.async\.(bulk\.)?(commit|wait|mbarrier)")
 
 
@@ -68,10 +69,14 @@ def order(ptx: str) -> Order:
         for kind, name, number in ENTRY_PARAMETER.findall(ptx[start:body])
         if ".ptr" in kind or ".b8" in kind
     }
-    steps = list(_steps(ptx[body:]))
+    tables = {
+        name: [target.strip() for target in targets.split(",")]
+        for name, targets in JUMP_TABLE.findall(ptx[body:])
+    }
+    steps = list(_steps(JUMP_TABLE.sub("", ptx[body:])))
     origins = _origins(steps, pointers)
     labels = {step.opcode: place for place, step in enumerate(steps) if step.opcode.startswith("$")}
-    dismissals = _dismissals(steps, labels)
+    jumps = _jumps(steps, labels, tables)
     early, seen, paths = set[int | None](), set[int](), [0]
     while paths:
         place = paths.pop()
@@ -85,28 +90,42 @@ def order(ptx: str) -> Order:
             return Order(False, frozenset(early))
         if _reads(step.opcode):
             early |= set().union(*(origins[r] for r in step.addresses)) or {None}
-        if step.opcode.startswith("bra") and place not in dismissals:
-            paths.append(labels[step.operands])
-        if step.predicate or not step.opcode.startswith("bra"):
+        paths += jumps.get(place, [])
+        if step.predicate or not step.opcode.startswith(("bra", "brx")):
             paths.append(place + 1)
     return Order(True, frozenset(early))
 
 
-def _dismissals(steps: Sequence[Step], labels: Mapping[str, int]) -> set[int]:
-    """Returns the branches by which a worker warp of a specialized kernel leaves. It loads the number of its next role from
-    shared memory, and compares it. The number that tells it to leave comes from the first warps at their own end: they
-    have waited, and the block is there until they leave."""
-    roles, comparisons, found = set[str](), set[str](), set[int]()
+def _jumps(
+    steps: Sequence[Step], labels: Mapping[str, int], tables: Mapping[str, Sequence[str]]
+) -> Mapping[int, list[int]]:
+    """Returns where each branch may go, by its own place. Branches by which a worker warp of a specialized kernel leaves do
+    not count. The warp loads the number of its next role from shared memory, and compares it or looks it up in a table of
+    labels. The number that tells it to leave comes from the first warps at their own end: they have waited, and the block
+    is there until they leave."""
+    roles, comparisons = set[str](), set[str]()
+    found: dict[int, list[int]] = {}
     for place, step in enumerate(steps):
         if step.opcode == "ld.shared.b8":
             roles.update(step.written)
         if step.opcode.startswith("setp.eq") and roles & set(step.read):
             comparisons.add("@" + _first(step.operands))
-        if step.opcode == "bra" and step.predicate in comparisons:
-            behind = (s.opcode for s in steps[labels[step.operands] :])
-            if next(o for o in behind if o and o[0] not in "$.") == "ret":
-                found.add(place)
+        if step.opcode.startswith("brx"):
+            role, _, table = step.operands.partition(",")
+            targets, by_role = tables[table.strip()], role in roles
+        elif step.opcode.startswith("bra"):
+            targets, by_role = [step.operands], step.predicate in comparisons
+        else:
+            continue
+        # Labels without a dollar are those of waiting loops in inline assembly: the way back
+        places = [labels[target] for target in targets if target.startswith("$")]
+        found[place] = [to for to in places if not (by_role and _leaves_at(steps, to))]
     return found
+
+
+def _leaves_at(steps: Sequence[Step], place: int) -> bool:
+    behind = (step.opcode for step in steps[place:])
+    return next(o for o in behind if o and o[0] not in "$.") == "ret"
 
 
 def _reads(opcode: str) -> bool:
