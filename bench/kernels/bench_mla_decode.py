@@ -1,4 +1,4 @@
-"""MLA decode in bf16 at the shapes of V2-Lite (16 heads) and V3 (128), beside FlashInfer's fa3 if installed.
+"""MLA decode in bf16 at the shapes of V2-Lite (16 heads) and V3 (128, 64 on each of two ranks), beside FlashInfer's fa3 if installed.
 
     python bench/kernels/bench_mla_decode.py --out bench/results/mla_decode.jsonl
     python bench/kernels/bench_mla_decode.py --sweep [--heads 16] [--batch 1 8]
@@ -79,6 +79,7 @@ FP8_CANDIDATES = [
     Tiling(16, 64, 8, 5, 1, hopper=True),
     *(Tiling(rows, 128, 8, 3, 1, hopper=True) for rows in (16, 32)),
     *(Tiling(rows, 64, 8, 4, 1, hopper=True) for rows in (32, 64)),
+    Tiling(64, 128, 4, 2, 1, hopper=True),
 ]
 # Times the number of parts that occupies the GPU once, and the fewest blocks of a part
 PARTS = [(1, 1), (1, 2), (1, 4), (2, 1)]
@@ -131,6 +132,7 @@ CASES = [
     Case(16, 64, 4096, page_size=1),
     *(Case(16, 64, 4096, queries=queries) for queries in (2, 4, 8)),
     *(Case(16, *shape, queries=queries) for shape in SMALLER for queries in (2, 4)),
+    *(Case(64, *shape) for shape in (*SMALLER, (64, 4096))),
     *(Case(128, *shape) for shape in ((1, 4096), *SMALLER, (64, 4096), (128, 1024), (256, 1024))),
     Case(128, 64, 4096, queries=2),
 ]

@@ -207,11 +207,11 @@ def launches() -> None:
     heads and those of V2-Lite without absorption."""
     for dtype in DTYPES:
         launch_mla(dtype, 16, 64, 1, 64)
+        launch_mla(dtype, 128, 64, 1, 64)
         launch_gqa(dtype, 32, 8, 128, 128)
     launch_mla(DTYPES[0], 16, 64, 1, 16)
     launch_mla(DTYPES[0], 16, 64, 2, 64)
-    launch_mla(DTYPES[0], 16, 64, 4, 64)
-    launch_mla(DTYPES[0], 128, 64, 1, 64)
+    launch_mla(DTYPES[0], 16, 64, 4, 16)
     launch_gqa(DTYPES[0], 16, 16, 192, 128)
 
 

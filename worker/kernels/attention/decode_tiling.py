@@ -21,23 +21,27 @@ class Tiling:
     min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
     hopper: bool = False  # of `mla_decode_hopper.py` or `mla_decode_wide.py`
 
+    @property
+    def wide(self) -> bool:
+        """Whether this is a tiling of `mla_decode_wide.py`."""
+        return self.hopper and (self.block_rows, self.block_tokens) == (WIDE_ROWS, WIDE_TOKENS)
+
     def shared_bytes(self, query_width: int, row_width: int, *, fp8: bool = False) -> int:
         """Returns an upper bound of a program's shared memory, for queries and cached rows of so many numbers: blocks of
         all stages but one, queries, and weights. Triton's products of 64 rows take FP8 blocks from shared memory as
         float16."""
         block = self.block_tokens * row_width
-        blocks = (self.num_stages - 1) * block * (1 if fp8 else 2)
+        blocks = (self.num_stages - 1) * block * (1 if fp8 and not self.wide else 2)
         converted = 2 * block if fp8 and self.block_rows >= 64 and not self.hopper else 0
         # The wide kernel has weights in the memory of a block's rotary part, and less than this to exchange results
-        wide = self.hopper and not fp8 and self.block_rows >= WIDE_ROWS
-        weights = self.block_tokens // 2 if wide else self.block_tokens
+        weights = self.block_tokens // 2 if self.wide else self.block_tokens
         return blocks + converted + 2 * self.block_rows * (query_width + weights)
 
 
 # Widths of the latent and the rotary part that Hopper's kernels are made for: DeepSeek's
 HOPPER_WIDTHS = (512, 64)
-# Query rows of `mla_decode_wide.py`, whose `num_warps` are those of one of its warpgroups
-WIDE_ROWS = 64
+# Query rows and tokens of `mla_decode_wide.py`, whose `num_warps` are those of one of its warpgroups
+WIDE_ROWS, WIDE_TOKENS = 64, 128
 # Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
 MANY_REQUESTS = 240
 
@@ -78,9 +82,9 @@ def _hopper_candidates(rows: int, requests: int, *, fp8: bool) -> list[Tiling]:
     if rows <= 32:
         some = replace(few, block_rows=32)
         return [replace(some, block_tokens=128, num_warps=8) if fp8 else some]
-    if fp8:
+    if fp8 and rows <= WIDE_ROWS:
         return [replace(few, block_rows=WIDE_ROWS, num_warps=8, num_stages=4)]
-    return [replace(few, block_rows=WIDE_ROWS, block_tokens=128, num_stages=2)]
+    return [replace(few, block_rows=WIDE_ROWS, block_tokens=WIDE_TOKENS, num_stages=2)]
 
 
 def _mla_candidates(rows: int, requests: int, on: Limits, *, fp8: bool) -> list[Tiling]:

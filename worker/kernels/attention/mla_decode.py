@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
-from mla_router.worker.kernels.attention.decode_tiling import HOPPER_WIDTHS, WIDE_ROWS
+from mla_router.worker.kernels.attention.decode_tiling import HOPPER_WIDTHS
 from mla_router.worker.kernels.attention.fp8_numbers import as_words, exponent_bits
 from mla_router.worker.kernels.attention.merge_parts import (
     Parts,
@@ -195,7 +195,7 @@ def mla_decode_triton(
                 # Tiles of 64 rows leave no registers for it
                 SETTLED=settled and tiling.block_rows < 64,
             )
-        elif fp8 or tiling.block_rows < WIDE_ROWS:
+        elif not tiling.wide:
             attend_hopper_kernel[grid](
                 *arguments,
                 **shape,
@@ -206,7 +206,7 @@ def mla_decode_triton(
                 SETTLED=settled,
             )
         else:
-            attend_wide_kernel[grid](*arguments, **shape, SETTLED=settled)
+            attend_wide_kernel[grid](*arguments, **shape, **dequantized, SETTLED=settled)
         return Parts(partial_out, partial_lse, schedule)
 
     if tail is not None:

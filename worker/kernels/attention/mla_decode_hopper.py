@@ -1,5 +1,5 @@
 """The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon. Query rows are heads times new tokens of a request:
-up to 32, or any number over an FP8 cache.
+up to 32, or up to 64 over an FP8 cache. `mla_decode_wide.py` is for more.
 
 Its products are transposed. A warpgroup multiplies at least 64 rows, too many for 16 queries. So cached rows are the
 rows of the products and queries are the columns: scores are [tokens, queries], and transposed latents times weights are

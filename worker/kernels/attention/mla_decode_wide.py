@@ -1,10 +1,11 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 32 query rows over a cache of 16
-bits. Query rows are heads times new tokens of a request.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 32 query rows, or more than 64 over
+an FP8 cache. Query rows are heads times new tokens of a request.
 
 A program has 64 query rows, as many as a warpgroup multiplies at least. The sums [64, LATENT] of 512 columns fill half of
 the registers of a multiprocessor, so there is one program of two warpgroups, each with half of the columns
 (`mla_wide_sums.py`). The division, and the order of its steps, are FlashMLA's (github.com/deepseek-ai/FlashMLA,
-docs/20250422-new-kernel-deep-dive.md). A third warpgroup copies queries and cached rows (`mla_wide_rows.py`).
+docs/20250422-new-kernel-deep-dive.md). A third warpgroup copies queries and cached rows (`mla_wide_rows.py`), and converts
+those of an FP8 cache (`mla_wide_fp8.py`), for which it has more registers.
 
 A block is a pair of tiles of 64 tokens. Shared memory has room for the queries and one pair, in four halves: tokens of a
 tile, columns of a warpgroup. Each half has two barriers, as the tiles of `ragged_attention/rings.py` have.
@@ -17,11 +18,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
+from mla_router.worker.kernels.attention.mla_wide_fp8 import convert_pieces
 from mla_router.worker.kernels.attention.mla_wide_rows import COPIERS, ROWS, TOKENS, copy_pieces
 from mla_router.worker.kernels.attention.mla_wide_sums import first_sums, second_sums
 from mla_router.worker.kernels.pdl import reads_early
 
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = gl.constexpr(216), gl.constexpr(72)  # of a thread
+FP8_CONSUMER_REGISTERS, FP8_PRODUCER_REGISTERS = gl.constexpr(208), gl.constexpr(96)
 
 
 @reads_early({"SETTLED": SETTLED_ARGUMENTS})
@@ -47,6 +50,7 @@ def attend_wide_kernel(
     q_pe_stride_t,
     q_pe_stride_h,
     page_table_stride,
+    value_scale,
     HEADS: gl.constexpr,
     QUERIES: gl.constexpr,
     LATENT: gl.constexpr,
@@ -54,8 +58,10 @@ def attend_wide_kernel(
     PAGE_SIZE: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
+    FP8: gl.constexpr,
 ):
-    DTYPE: gl.constexpr = cache.dtype.element_ty
+    DTYPE: gl.constexpr = gl.float16 if FP8 else cache.dtype.element_ty
+    ARRIVALS: gl.constexpr = 1 if FP8 else COPIERS
     HALF: gl.constexpr = LATENT // 2
     lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -73,9 +79,9 @@ def attend_wide_kernel(
     given = gl.allocate_shared_memory(gl.int64, [3, 1], barriers)
     summed = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
     for i in gl.static_range(4):
-        mbarrier.init(full.index(i), count=COPIERS)
+        mbarrier.init(full.index(i), count=ARRIVALS)
         mbarrier.init(empty.index(i), count=1)
-    mbarrier.init(asked.index(0), count=COPIERS)
+    mbarrier.init(asked.index(0), count=ARRIVALS)
     mbarrier.init(asked.index(1), count=2)
     for i in gl.static_range(3):
         mbarrier.init(given.index(i), count=1)
@@ -96,7 +102,7 @@ def attend_wide_kernel(
         num_requests,
         page_table_stride,
     )
-    results = out, partial_out, partial_lse
+    results = out, partial_out, partial_lse, value_scale
     of_queries = (
         q_latent,
         q_pe,
@@ -120,6 +126,7 @@ def attend_wide_kernel(
                     QUERIES,
                     PREFIX,
                     SETTLED,
+                    FP8,
                 ),
             ),
             (
@@ -135,13 +142,38 @@ def attend_wide_kernel(
                     QUERIES,
                     PREFIX,
                     SETTLED,
+                    FP8,
                 ),
             ),
             (
-                copy_pieces,
-                (rows, queries, work, of_queries, cache, HEADS, QUERIES, PAGE_SIZE, SETTLED),
+                _copies,
+                (rows, queries, work, of_queries, cache, HEADS, QUERIES, PAGE_SIZE, SETTLED, FP8),
             ),
         ],
         [4, 4],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        [
+            FP8_CONSUMER_REGISTERS if FP8 else CONSUMER_REGISTERS,
+            FP8_PRODUCER_REGISTERS if FP8 else PRODUCER_REGISTERS,
+        ],
     )
+
+
+@gluon.jit
+def _copies(
+    rows,
+    queries,
+    work,
+    of_queries,
+    cache,
+    HEADS: gl.constexpr,
+    QUERIES: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    SETTLED: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    if FP8:
+        convert_pieces(
+            rows, queries, work, of_queries, cache, HEADS, QUERIES, PAGE_SIZE, SETTLED, FP8
+        )
+    else:
+        copy_pieces(rows, queries, work, of_queries, cache, HEADS, QUERIES, PAGE_SIZE, SETTLED)

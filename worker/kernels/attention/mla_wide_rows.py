@@ -92,10 +92,10 @@ def copy_pieces(
             async_copy.mbarrier_arrive(asked.index(0), increment_count=False)
             pieces += 1
         for block in range(first, last):
-            row_of_first, first_exists = _rows_at(
+            row_of_first, first_exists = rows_at(
                 cache, page, 2 * block, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
             )
-            row_of_second, second_exists = _rows_at(
+            row_of_second, second_exists = rows_at(
                 cache, second_page, 2 * block + 1, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
             )
             page = pages_of_rows(pages, 2 * block + 2, tokens, length, PAGE_SIZE)
@@ -113,7 +113,7 @@ def copy_pieces(
 
 
 @gluon.jit
-def _rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
+def rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
     """Returns pointers [64, 1] to the rows of a tile, and which of them exist. Rows beyond the end belong to another request
     or to none, and may be NaN."""
     at = tile * TOKENS + tokens

@@ -26,6 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from mla_router.worker.kernels.attention.mla_wide_rows import ROWS, TOKENS, own_part, piece_of
 from mla_router.worker.kernels.pdl import wait_for_previous
 
+# To base 2, by which a score may exceed the maximum that weights refer to, before this maximum is replaced: sums are scaled in
+# few blocks alone. The largest weight, up to 2^8, is rounded like the others, where it would be exactly 1.
+SLACK = gl.constexpr(8.0)
+SCALED = gl.constexpr(32)  # numbers of a thread that are scaled, or left, together
+
 
 @gluon.jit
 def _wait_full(full, place: gl.constexpr, step):
@@ -72,20 +77,50 @@ def _unknown_zero(step):
 
 
 @gluon.jit
-def _softmax(scores, maximum, first_token, visible, scale_log2):
-    """Returns the weights of a tile's scores and the new maximum."""
+def _softmax(scores, maximum, first_token, visible, least, scale_log2):
+    """Returns the weights of a tile's scores and the maximum that they refer to. Each row sees `least` tokens or more."""
     columns: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    token = first_token + gl.expand_dims(gl.arange(0, TOKENS, layout=columns), 0)
-    scores = gl.where(token < visible, scores, float("-inf"))
+    if first_token + TOKENS > least:
+        token = first_token + gl.expand_dims(gl.arange(0, TOKENS, layout=columns), 0)
+        scores = gl.where(token < visible, scores, float("-inf"))
     new = gl.maximum(maximum, gl.max(scores, 1) * scale_log2)
+    new = gl.where(new > maximum + SLACK, new, maximum)
     return gl.exp2(scores * scale_log2 - gl.expand_dims(new, 1)), new
 
 
 @gluon.jit
 def _scaled(acc, factor):
-    return acc * gl.expand_dims(
+    """Returns sums times a factor for each row. A warp leaves out this product where all its factors are 1."""
+    factors = gl.expand_dims(
         gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout), assert_trivial=True), 1
     )
+    return gl.inline_asm_elementwise(
+        _scaling(SCALED)[0],
+        _scaling(SCALED)[1],
+        [acc, factors],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=SCALED,
+    )
+
+
+@gluon.constexpr_function
+def _scaling(count: int) -> tuple[str, str]:
+    """Returns assembly that multiplies so many numbers of a thread, and its constraints. The numbers are in two rows, which
+    take turns after every second one."""
+    one, results = "0f3F800000", range(count)
+    first, second = 2 * count, 2 * count + 2
+    lines = [
+        "{.reg .pred p, q;",
+        f"setp.neu.f32 p, ${first}, {one};",
+        f"setp.neu.or.f32 p, ${second}, {one}, p;",
+        "vote.sync.any.pred q, p, 0xffffffff;",
+        "@!q bra DONE;",
+        *(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in results),
+        "DONE: }",
+    ]
+    constraints = ["=f"] * count + [str(i) for i in results] + ["f"] * count
+    return "\n".join(lines), ",".join(constraints)
 
 
 @gluon.jit
@@ -129,6 +164,7 @@ def first_sums(
     QUERIES: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """Computes weights of the first tile of each pair, and the first half of the columns."""
     latents, full, empty = rows[0], rows[2], rows[3]
@@ -149,7 +185,7 @@ def first_sums(
     step, pieces = 0, 0
     while position < end:
         length, _, first, last, is_whole = piece_of(work, request, position, end)
-        visible = length
+        visible, least = length, length - QUERIES + 1
         if not PREFIX:
             visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
         # Finite, so that a row which sees nothing gets weights 0 and not NaN
@@ -163,7 +199,9 @@ def first_sums(
                 scores = _scores(rows, queries, 0, step, of_scores)
                 if block + 1 == last:
                     _release(asked.index(1))
-                values, own = _softmax(scores, maximum, 2 * block * TOKENS, visible, scale_log2)
+                values, own = _softmax(
+                    scores, maximum, 2 * block * TOKENS, visible, least, scale_log2
+                )
                 _give_maximum(own, exchange, 0)
                 shrink = gl.exp2(maximum - own)
                 total = total * shrink + gl.sum(values, 1)
@@ -188,7 +226,7 @@ def first_sums(
                 step += 1
             total = _whole_total(total, exchange, 0, pieces)
             pieces += 1
-        _store(acc, maximum, total, results, part, request, is_whole, row, 0, ALL_ROWS, PREFIX)
+        _store(acc, maximum, total, results, part, request, is_whole, row, 0, ALL_ROWS, PREFIX, FP8)
         request += 1
         position = gl.load(work[4] + request)
 
@@ -205,6 +243,7 @@ def second_sums(
     QUERIES: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """Computes weights of the second tile of each pair, and the second half of the columns."""
     latents, full, empty = rows[0], rows[2], rows[3]
@@ -225,7 +264,7 @@ def second_sums(
     step, pieces = 0, 0
     while position < end:
         length, _, first, last, is_whole = piece_of(work, request, position, end)
-        visible = length
+        visible, least = length, length - QUERIES + 1
         if not PREFIX:
             visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
         # Finite, so that a row which sees nothing gets weights 0 and not NaN
@@ -242,7 +281,7 @@ def second_sums(
                 mbarrier.wait(given.index(0), step & 1)
                 others = maxima.index(0).load(of_rows)
                 values, own = _softmax(
-                    scores, others, (2 * block + 1) * TOKENS, visible, scale_log2
+                    scores, others, (2 * block + 1) * TOKENS, visible, least, scale_log2
                 )
                 maxima.index(1).store(own)
                 weights_of_tile = values.to(latents.dtype)
@@ -253,17 +292,18 @@ def second_sums(
                 acc = _scaled(acc, shrink)
                 operand = _operand(weights_of_tile, of_sums)
                 acc = warpgroup_mma(operand, latents.index(3 + at), acc, is_async=True)
-                acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
-                _release(empty.index(3))
                 mbarrier.wait(given.index(2), step & 1)
                 _wait_full(full, 1, step)
+                # Begins behind the product before, without a gap
                 acc = warpgroup_mma(weights.index(at), latents.index(1 + at), acc, is_async=True)
+                acc, operand = warpgroup_mma_wait(1, deps=[acc, operand])
+                _release(empty.index(3))
                 acc = warpgroup_mma_wait(0, deps=[acc])
                 _release(empty.index(1))
                 step += 1
             total = _whole_total(total, exchange, 1, pieces)
             pieces += 1
-        _store(acc, maximum, total, results, part, request, is_whole, row, 1, ALL_ROWS, PREFIX)
+        _store(acc, maximum, total, results, part, request, is_whole, row, 1, ALL_ROWS, PREFIX, FP8)
         request += 1
         position = gl.load(work[4] + request)
 
@@ -292,12 +332,16 @@ def _store(
     half: gl.constexpr,
     ALL_ROWS: gl.constexpr,
     PREFIX: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """Writes half of the columns of a piece, as a result or as a partial one."""
-    out, partial_out, partial_lse = results
+    out, partial_out, partial_lse, value_scale = results
     HALF: gl.constexpr = acc.shape[1]
     # A row that sees nothing of this part has weight 0
-    acc = _scaled(acc, 1 / gl.where(total == 0.0, 1.0, total))
+    inverse = 1 / gl.where(total == 0.0, 1.0, total)
+    if FP8:
+        inverse *= value_scale
+    acc = _scaled(acc, inverse)
     if is_whole and not PREFIX:
         place = request.to(gl.int64) * ALL_ROWS
         # Pairs of neighbouring columns, which a thread has, are too little to store at once
