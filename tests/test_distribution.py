@@ -25,6 +25,7 @@ SMALL = [fake("e2e/test_a.py"), fake("e2e/test_a.py", "small_server"), fake("z.p
 MORTAL = [fake("e2e/test_b.py", "mortal_server")]
 COMPILING = [fake("kernels/test_c.py", function=compiles), fake("engine/test_warmup_x.py")]
 OWN = [fake(f"launch/test_{number}.py") for number in range(10) for _ in range(2)]
+IMAGES = [fake("e2e/test_images.py") for _ in range(7)]
 SHORT = [fake("model/test_d.py") for _ in range(60)]
 
 
@@ -39,7 +40,7 @@ def parts_of_xdist(items: list[Any], count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
 def test_tests_with_servers_begin_the_parts(count: int) -> None:
-    items = [*SHORT[:20], *OWN, *SMALL, *SHORT[20:], *COMPILING, *MORTAL]
+    items = [*SHORT[:20], *OWN, *SMALL, *IMAGES, *SHORT[20:], *COMPILING, *MORTAL]
     ordered = spread(items, count)
     assert sorted(map(id, ordered)) == sorted(map(id, items))
     parts = parts_of_xdist(ordered, count)
@@ -54,3 +55,5 @@ def test_tests_with_servers_begin_the_parts(count: int) -> None:
     if count > 2:
         of_own = [sum(item in OWN for item in part) for part in parts]
         assert of_own[0] == 0 and max(of_own[1:]) - min(of_own[1:]) <= 2, of_own
+    if count > 3:
+        assert parts[-1][: len(IMAGES)] == IMAGES

@@ -16,6 +16,9 @@ import pytest
 SHARED = {"small_server": "small", "other_worker": "small", "mortal_server": "mortal"}
 COMPILER = "compile_sm90"  # called by the tests that share the compiler process
 COMPILING = "test_warmup_"  # begins the names of files whose tests start compilers of their own
+# The files whose servers take longest to start: they come first, so that no other process takes some of their tests and starts
+# the servers again
+FIRST = {"e2e/test_images.py"}
 # Folders of `tests/` whose tests start servers of their own
 WITH_SERVERS = {"accuracy", "bench", "e2e", "launch", "nodes", "ranks"}
 
@@ -33,8 +36,9 @@ def spread(items: Sequence[pytest.Item], parts: int) -> list[pytest.Item]:
     beginnings: list[list[pytest.Item]] = [[] for _ in range(parts)]
     for number, name in enumerate(("small", "mortal", "compiler")):
         beginnings[min(number, parts - 1)] += groups.pop(name, [])
-    # The first part has the largest group and gets no other.
-    for number, tests in enumerate(groups.values(), start=1):
+    # The first part has the largest group and gets no other. The last part has no group yet.
+    in_order = sorted(groups.values(), key=lambda tests: not _is_first(tests[0]))
+    for number, tests in enumerate(in_order):
         beginnings[-1 - number % max(1, parts - 1)] += tests
     return _joined(beginnings, short)
 
@@ -55,6 +59,10 @@ def _joined(beginnings: list[list[pytest.Item]], short: list[pytest.Item]) -> li
 def _shared(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
     return next((group for name, group in SHARED.items() if name in fixtures), None)
+
+
+def _is_first(item: pytest.Item) -> bool:
+    return "/".join(item.path.parts[-2:]) in FIRST
 
 
 def _compiles(item: pytest.Item) -> bool:
