@@ -172,8 +172,9 @@ def test_ctrl_c_ends_a_drain(times: int, tmp_path: Path) -> None:
         wait_until(lambda: "draining" in launcher.output(), "it drains")
         for _ in range(times):
             launcher.process.send_signal(signal.SIGINT)
-        # Two consecutive signals may arrive as one.
-        assert launcher.process.wait() in {1: {0}, 2: {0, 130}}[times]
+        # Two consecutive signals may arrive as one. The second one may also come when all is stopped and Python ends: it
+        # ends the process then, for which a shell reports 130 as well.
+        assert launcher.process.wait() in {1: {0}, 2: {0, 130, -signal.SIGINT}}[times]
         gone(launcher)
         assert stream.first == b'data: {"choices": [], "n": 1}\n'
 
