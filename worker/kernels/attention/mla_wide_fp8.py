@@ -18,7 +18,9 @@ from mla_router.worker.kernels.attention.mla_wide_rows import (
     ROWS,
     TOKENS,
     own_part,
+    own_rows,
     piece_of,
+    queries_at,
     rows_at,
 )
 from mla_router.worker.kernels.pdl import wait_for_previous
@@ -45,8 +47,7 @@ def convert_pieces(
     latent_queries, rope_queries, asked = queries
     q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
     block_starts = work[4]
-    ALL_ROWS: gl.constexpr = HEADS * QUERIES
-    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
+    ROW_BLOCKS: gl.constexpr = (HEADS * QUERIES + ROWS - 1) // ROWS
     HALF: gl.constexpr = latents.shape[2]
     ROPE: gl.constexpr = ropes.shape[2]
     WIDTH: gl.constexpr = (2 * HALF + ROPE) // 4  # words of four numbers
@@ -55,10 +56,7 @@ def convert_pieces(
     asked_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     words = cache.to(gl.pointer_type(gl.int32))
     tokens = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, loaded))
-    row = gl.program_id(0) % ROW_BLOCKS * ROWS
-    row += gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, asked_layout)), 1)
-    query, head = row // HEADS, row % HEADS
-    exists = row < ALL_ROWS
+    query, head, exists = own_rows(asked_layout, HEADS, QUERIES)
     if not SETTLED:
         wait_for_previous()
     _part, request, position, end = own_part(work, ROW_BLOCKS)
@@ -78,10 +76,10 @@ def convert_pieces(
             coming = gl.tuple(())
             for piece in gl.static_range(AHEAD):
                 coming += (_load(tiles, piece, HALF),)
-            new_token = (request * QUERIES).to(gl.int64)
             mbarrier.wait(asked.index(1), (asks & 1) ^ 1)
-            at = q_latent + new_token * q_latent_stride_t
-            at = at + (query * q_latent_stride_t + head * q_latent_stride_h)
+            at = queries_at(
+                q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES
+            )
             for part in gl.static_range(2):
                 for piece in gl.static_range(HALF // PIECE):
                     _ask(
@@ -90,8 +88,7 @@ def convert_pieces(
                         exists,
                         FP8,
                     )
-            at = q_pe + new_token * q_pe_stride_t
-            at = at + (query * q_pe_stride_t + head * q_pe_stride_h)
+            at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
             _ask(rope_queries.index(0), at, exists, FP8)
             fence_async_shared()
             gl.thread_barrier()

@@ -43,6 +43,24 @@ def piece_of(work, request, position, end):
 
 
 @gluon.jit
+def own_rows(columns: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr):
+    """Returns query and head of each of this program's rows [64, 1], and which rows exist. `columns`: the layout of copies."""
+    ALL_ROWS: gl.constexpr = HEADS * QUERIES
+    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
+    row = gl.program_id(0) % ROW_BLOCKS * ROWS
+    row += gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, columns)), 1)
+    return row // HEADS, row % HEADS, row < ALL_ROWS
+
+
+@gluon.jit
+def queries_at(queries, stride_t, stride_h, request, query, head, QUERIES: gl.constexpr):
+    """Returns pointers [64, 1] to the latent or to the rotary parts of this program's rows."""
+    new_token = (request * QUERIES).to(gl.int64)
+    at = queries + new_token * stride_t
+    return at + (query * stride_t + head * stride_h)
+
+
+@gluon.jit
 def copy_pieces(
     rows,
     queries,
@@ -59,16 +77,12 @@ def copy_pieces(
     latent_queries, rope_queries, asked = queries
     q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
     block_starts = work[4]
-    ALL_ROWS: gl.constexpr = HEADS * QUERIES
-    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
+    ROW_BLOCKS: gl.constexpr = (HEADS * QUERIES + ROWS - 1) // ROWS
     HALF: gl.constexpr = latents.shape[2]
     ROPE: gl.constexpr = ropes.shape[2]
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     tokens = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, copied))
-    row = gl.program_id(0) % ROW_BLOCKS * ROWS
-    row += gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, copied)), 1)
-    query, head = row // HEADS, row % HEADS
-    exists = row < ALL_ROWS
+    query, head, exists = own_rows(copied, HEADS, QUERIES)
     if not SETTLED:
         wait_for_previous()
     _part, request, position, end = own_part(work, ROW_BLOCKS)
@@ -80,14 +94,13 @@ def copy_pieces(
         if SETTLED:
             wait_for_previous()
         if first < last:
-            new_token = (request * QUERIES).to(gl.int64)
             mbarrier.wait(asked.index(1), (pieces & 1) ^ 1)
-            at = q_latent + new_token * q_latent_stride_t
-            at = at + (query * q_latent_stride_t + head * q_latent_stride_h)
+            at = queries_at(
+                q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES
+            )
             for part_of_row in gl.static_range(2):
                 _put(latent_queries.index(part_of_row), at + part_of_row * HALF, exists)
-            at = q_pe + new_token * q_pe_stride_t
-            at = at + (query * q_pe_stride_t + head * q_pe_stride_h)
+            at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
             _put(rope_queries.index(0), at, exists)
             async_copy.mbarrier_arrive(asked.index(0), increment_count=False)
             pieces += 1
