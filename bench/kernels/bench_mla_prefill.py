@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.timing import floor_us, time_us
 from record import record
 
+from kernels import flashinfer_gqa
 from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
@@ -100,31 +100,12 @@ def other_blocks(case: Case, rows: int) -> PrefillWork:
 
 
 def flashinfer_run(case: Case, inputs: Inputs) -> Callable[[], object] | None:
-    try:
-        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
-    except ImportError:
+    if not flashinfer_gqa.installed():
         return None
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace, backend="fa3")
-    query_starts, key_starts = (
-        torch.tensor([0, *accumulate(column)], dtype=torch.int32)
-        for column in zip(*case.extents, strict=True)
-    )
-    wrapper.plan(
-        query_starts,
-        key_starts,
-        case.heads,
-        case.heads,
-        NOPE + ROPE,
-        VALUE,
-        causal=True,
-        sm_scale=SCALE,
-        q_data_type=torch.bfloat16,
-    )
     k_pe = inputs.k_pe[:, None].expand(-1, case.heads, -1)
     k = torch.cat((inputs.kv[..., :NOPE], k_pe), dim=-1)
     v = inputs.kv[..., NOPE:].contiguous()
-    return lambda: wrapper.run(inputs.q, k, v)
+    return flashinfer_gqa.prefill(inputs.q, k, v, case.extents, scale=SCALE)
 
 
 def measure(case: Case, *, sweep: bool) -> list[dict[str, Any]]:

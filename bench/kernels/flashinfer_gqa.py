@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -68,13 +68,13 @@ def prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    extents: tuple[tuple[int, int], ...],
+    extents: Sequence[tuple[int, int]],
     *,
     scale: float,
-    window: int | None,
-    softcap: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Callable[[], Tensor]:
-    """Returns FlashInfer's run. Arguments: q [Q, H, W], k and v [K, G, W], query and key rows of each chunk."""
+    """Returns FlashInfer's run. Arguments: q [Q, H, W], k [K, G, W], v [K, G, V], query and key rows of each chunk."""
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
@@ -89,6 +89,7 @@ def prefill(
         q.shape[1],
         k.shape[1],
         q.shape[2],
+        v.shape[2],
         causal=True,
         window_left=window - 1 if window else -1,
         logits_soft_cap=softcap,
