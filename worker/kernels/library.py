@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import is_hopper
+from mla_router.worker.kernels.linear_hopper import LARGE, MAX_ROWS
 
-ROWS = range(65, 129)
+ROWS = range(MAX_ROWS + 1, 129)
 INPUTS_OF_AN_OUTPUT = 2  # measured with 3.5 and with 1, where both libraries take the same
-LARGE = 1 << 24  # numbers of the smallest weight
 
 
 def suits_cublaslt(rows: int, outputs: int, inputs: int) -> bool:
@@ -37,7 +37,7 @@ def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 @contextmanager
 def _cublaslt() -> Iterator[None]:
-    """Makes torch take cuBLASLt. In steps with such products this costs host time while a graph is captured, not later."""
+    """Makes torch take cuBLASLt, with a warning of torch's once in a process. A replayed graph does not do this again."""
     before = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library("cublaslt")
     try:

@@ -2,8 +2,8 @@
 
 Matrix libraries have tiles for many rows. With one row most of a tile is empty and few programs have work. Here
 each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows,
-`linear_hopper.py` the one for 2 to 64 rows and large weights on Hopper, and `quantized_linear.py` the kernels for quantized
-weights.
+`linear_hopper.py` the one for 2 to 64 rows and large weights on Hopper, `quantized_linear.py` the kernels for quantized
+weights, and `library.py` chooses the library for the others.
 """
 
 from __future__ import annotations
