@@ -38,7 +38,7 @@ STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes,skip
 test: ## all stages of CI
 	@.ci/stages $(MAKE) $(STAGES)
 
-test-all: ## for releases: also the slow tests (needs network); CONTRIBUTING.md has the list
+test-all: ## for releases: also the slow tests (needs network)
 	@.ci/stages $(MAKE) $(filter-out test-python %-kubernetes,$(STAGES)) \
 	  test-search test-wheel test-kubernetes test-clients
 
