@@ -39,16 +39,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{self._hint(message)}\n")
 
     def _hint(self, message: str) -> str:
-        if not (unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message)):
+        if not (unknown := re.search(r"unrecognized arguments: --([\w-]+)", message)):
             return " (--help shows every flag)"
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        # The flags of the router have a prefix in launch_server, which many leave out, and which is no similarity.
+        # The flags of the router have a prefix in launch_server, which many leave out. Neither it nor dashes are a similarity.
         names = {
-            name.replace(ROUTER_PREFIX, "--"): name
+            name.removeprefix(ROUTER_PREFIX).lstrip("-"): name
             for action in reversed(shown)
             for name in action.option_strings
         }
-        close = get_close_matches(unknown[1].replace(ROUTER_PREFIX, "--"), names, n=1, cutoff=0.7)
+        given = unknown[1].removeprefix(ROUTER_PREFIX.lstrip("-"))
+        close = get_close_matches(given, names, n=1, cutoff=0.7)
         return f"; did you mean {names[close[0]]}?" if close else " (--help shows every flag)"
 
 

@@ -13,7 +13,7 @@ from mla_router.worker.model.quantization.choose import choose_quantization
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, context length, quantization, chat template and GPU of a config with local folders. Raises ConfigError."""
+    """Checks model, division of heads, context length, quantization, chat template and GPU of a config with local folders. Raises ConfigError."""
     try:
         model = read_config(config.folder)
     except ModelError as error:
@@ -22,6 +22,10 @@ def check(config: WorkerConfig) -> None:
         raise ConfigError(
             f"--enable-dp-attention: this {model.architecture} has no routed experts; leave it out, and each worker of --dp-size "
             f"has a copy of the model"
+        )
+    if model.num_heads % (parts := config.tp_size // config.attn_dp_size):
+        raise ConfigError(
+            f"--tp-size {config.tp_size}: the model's {model.num_heads} attention heads cannot be divided into {parts} equal parts"
         )
     choose_context_length(config, model)
     choose_quantization(config, model)

@@ -29,7 +29,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     match threads().and_then(|threads| threads.block_on(serve(config))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mla-router: {error}");
+            eprintln!("error: {error}"); // clap's prefix, and that of the launchers
             ExitCode::FAILURE
         }
     }

@@ -47,7 +47,7 @@ pub enum Error {
     ForeignHost(String),
     #[error("web pages of {0} may not send this request; to allow it, set --cors-allowed-origins")]
     ForeignOrigin(String),
-    #[error("unknown path: {0}")]
+    #[error("unknown path: {0}; /docs lists the paths")]
     NotFound(String),
     #[error("this path does not take that method{}", allow.map(|allow| format!("; use {allow}")).unwrap_or_default())]
     MethodNotAllowed { allow: Option<&'static str> },

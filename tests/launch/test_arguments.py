@@ -213,6 +213,7 @@ def test_sglang_short_names(model: Path) -> None:
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),
         (["--policy", "x"], "--policy x; did you mean --router-policy?"),
         (["--router-foo", "3"], "--router-foo 3 (--help shows every flag)"),
+        (["--nope"], "--nope (--help shows every flag)"),  # not --nnodes
         (["--max-running", "5"], "--max-running"),  # no abbreviations
         (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype"),
     ],

@@ -77,8 +77,35 @@ def test_errors_have_openais_shape(worker: FakeWorker, method: str, path: str, s
     assert headers["x-request-id"]
     if status == 405:
         assert f"takes {headers['Allow']}, not {method}" in body["error"]["message"]
+        assert body["error"]["code"] == "method_not_allowed"
     elif status == 404 and "gpt-4o" not in path:
         assert body["error"]["message"] == f"unknown path: {path}"
+        assert body["error"]["code"] == "unknown_path"
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "missing"),
+    [
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {"messages": [{}]}, "messages[0].role"),
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/responses", {}, "input"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
+    ],
+)
+def test_a_missing_field_has_its_own_code(
+    worker: FakeWorker, path: str, given: dict[str, Any], missing: str
+) -> None:
+    status, _, body = ask(worker, "POST", path, json.dumps(given).encode())
+    assert status == 400
+    error = body["error"]
+    assert (error["param"], error["code"]) == (missing, "missing_required_parameter")
+
+
+def test_an_empty_body_is_called_empty(worker: FakeWorker) -> None:
+    status, _, body = ask(worker, "POST", "/v1/chat/completions", b"")
+    assert status == 400
+    assert body["error"]["message"] == "The body is empty; send a JSON object"
 
 
 def test_content_types(worker: FakeWorker) -> None:

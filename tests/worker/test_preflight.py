@@ -35,6 +35,11 @@ def folder_with(path: Path, text: str) -> str:
         ),
         (
             json.dumps(SMALL),
+            {"tp_size": 3},
+            "--tp-size 3: the model's 8 attention heads cannot be divided into 3 equal parts",
+        ),
+        (
+            json.dumps(SMALL),
             {"quantization": "compressed-tensors"},
             "--quantization compressed-tensors: the checkpoint is not quantized",
         ),

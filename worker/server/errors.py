@@ -55,6 +55,13 @@ class InvalidField(InvalidRequest):
         super().__init__(f"{field}: {message}", param=field, code=code)
 
 
+class MissingField(InvalidField):
+    """A required field that is absent or null."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field, "must be given", code="missing_required_parameter")
+
+
 class Unauthorized(InvalidRequest):
     status = 401
 
@@ -98,4 +105,5 @@ class InternalError(ApiError):
 def of_status(status: int, reason: str) -> ErrorBody:
     """Returns the body of an error that the HTTP library raises (404, 405, 413, ...)."""
     kind = InvalidRequest.type if status < 500 else ApiError.type
-    return ErrorBody(ErrorDetail(reason, kind, None, None))
+    code = {404: "unknown_path", 405: "method_not_allowed"}.get(status)  # as the router's
+    return ErrorBody(ErrorDetail(reason, kind, None, code))

@@ -11,7 +11,7 @@ fn occupied_port_is_a_one_line_error() {
     let message = String::from_utf8(output.stderr).expect("text");
     assert_eq!(message.lines().count(), 1, "{message}");
     assert!(
-        message.starts_with(&format!("mla-router: cannot listen on 127.0.0.1:{port}: ")),
+        message.starts_with(&format!("error: cannot listen on 127.0.0.1:{port}: ")),
         "{message}"
     );
     assert!(message.contains("in use"), "{message}");

@@ -52,6 +52,8 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
         let answer = client.get(path).await;
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{path}");
         assert_eq!(answer.error_code(), "unknown_path");
+        let expected = format!("unknown path: {path}; /docs lists the paths");
+        assert_eq!(answer.json()["error"]["message"], expected);
     }
     for (method, path, allow) in [
         (Method::GET, "/v1/chat/completions", "POST"),

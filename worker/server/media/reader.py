@@ -125,7 +125,8 @@ class MediaReader:
             if prompt.count(token) != len(own):
                 raise InvalidField(
                     fields[kind],
-                    f"the prompt has {prompt.count(token)} placeholders of {kind}s for {len(own)} {kind}s",
+                    f"the prompt has {prompt.count(token)} placeholders of {kind}s for {len(own)} {kind}s; "
+                    "each needs one, and no other text may contain them",
                 )
             waiting[token] = deque(own)
         if not images:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest, MissingField
 
 # The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -18,6 +18,8 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
     """Parses and type-checks a body. Raises InvalidRequest, which names the field."""
+    if not body.strip():
+        raise InvalidRequest("The body is empty; send a JSON object")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -26,7 +28,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
         message = str(error)[: location.start()] if location else str(error)
         if missing := _MISSING.match(message):
             field = f"{path}.{missing['name']}" if path else missing["name"]
-            raise InvalidField(field, "must be given", code="missing_required_parameter") from None
+            raise MissingField(field) from None
         if not path:
             raise InvalidRequest(f"The body has the wrong type: {message}") from None
         raise InvalidField(path, message) from None

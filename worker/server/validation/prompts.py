@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from mla_router.worker.messages import Ready
-from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.errors import InvalidField, MissingField
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.state import Service
@@ -26,7 +26,7 @@ async def read_prompts(
     `prompt` is a string, a list of strings, a list of ids, or a list of lists of ids.
     """
     if prompt is None:
-        raise InvalidField(field, "must be given")
+        raise MissingField(field)
     items: PromptItems = [prompt] if isinstance(prompt, str) else prompt
     if items and all(isinstance(item, int) for item in items):
         items = [cast("list[int]", items)]

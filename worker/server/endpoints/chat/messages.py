@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest, MissingField
 from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.schema.chat import (
     ChatMessage,
@@ -45,6 +45,8 @@ def for_template(
 ) -> list[dict[str, Any]]:
     """Returns the messages for a template, and adds their images to `media`; None: images are refused. `as_parts`: the
     template takes a content as a list. Raises InvalidRequest for the first invalid message, and names its field."""
+    if messages is None:
+        raise MissingField("messages")
     if not messages:
         raise InvalidField("messages", "give at least one message")
     return [
@@ -126,7 +128,7 @@ def _source(part: ContentPart, place: str) -> Source | None:
 
 def _source_of(given: MediaUrl | str | None, place: str, kind: Kind) -> Source:
     if given is None:
-        raise InvalidField(place, "must be given")
+        raise MissingField(place)
     if isinstance(given, str):
         return Source(given, place, kind)
     return Source(given.url, given.field if isinstance(given, NamedUrl) else place, kind)

@@ -23,7 +23,7 @@ from mla_router.worker.server.endpoints.messages.schema import (
     TokenCount,
     ToolUseBlock,
 )
-from mla_router.worker.server.errors import ErrorBody, InvalidField
+from mla_router.worker.server.errors import ErrorBody, MissingField
 from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
@@ -43,7 +43,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     if body.max_tokens is None:
-        raise InvalidField("max_tokens", "must be given")
+        raise MissingField("max_tokens")
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     chat = await _chat(service, body)
     trace = trace_of(request.headers, body.request_id)

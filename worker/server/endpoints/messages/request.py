@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from mla_router.worker.server.endpoints.chat.run import FieldNames
-from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.errors import InvalidField, MissingField
 from mla_router.worker.server.schema.chat import (
     CalledFunction,
     ChatMessage,
@@ -97,7 +97,7 @@ def _tool_choice(
     several = False if choice.disable_parallel_tool_use else None
     if choice.type == "tool":
         if choice.name is None:
-            raise InvalidField("tool_choice.name", "must be given")
+            raise MissingField("tool_choice.name")
         return NamedToolChoice(FunctionName(choice.name)), several
     return "required" if choice.type == "any" else choice.type, several
 
@@ -112,6 +112,8 @@ def _reasoning(body: MessagesRequest, effort: Effort | None) -> ReasoningRequest
 
 
 def _messages(body: MessagesRequest, takes_images: bool) -> list[ChatMessage]:
+    if body.messages is None:
+        raise MissingField("messages")
     if not body.messages:
         raise InvalidField("messages", "give at least one message")
     messages = []
@@ -228,5 +230,5 @@ def _text_of(block: Block, where: str, known: str = "text") -> str:
 
 def _required(value: Value | None, where: str) -> Value:
     if value is None:
-        raise InvalidField(where, "must be given")
+        raise MissingField(where)
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest, MissingField
 from mla_router.worker.server.schema.chat import (
     CalledFunction,
     ChatMessage,
@@ -105,13 +105,13 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
     if wanted.type == "json_object":
         return JsonObjectFormat()
     if wanted.schema is None:
-        raise InvalidField("text.format.schema", "must be given")
+        raise MissingField("text.format.schema")
     return JsonSchemaFormat(NamedSchema(wanted.name or "", wanted.schema))
 
 
 def _messages(body: ResponsesRequest, takes_images: bool) -> list[ChatMessage]:
     if body.input is None or body.input == []:
-        raise InvalidField("input", "must be given")
+        raise MissingField("input")
     messages = _Messages(takes_images=takes_images)
     if body.instructions:
         messages.add("system", body.instructions)
@@ -222,7 +222,7 @@ def _parts(content: list[InputPart], where: str) -> list[ContentPart]:
 
 def _text(content: str | list[InputPart] | None, where: str) -> str:
     if content is None:
-        raise InvalidField(where, "must be given")
+        raise MissingField(where)
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
@@ -236,5 +236,5 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
 
 def _required(value: str | None, where: str) -> str:
     if value is None:
-        raise InvalidField(where, "must be given")
+        raise MissingField(where)
     return value
