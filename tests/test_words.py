@@ -79,6 +79,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     # the router: LoadGuard, RouteClass, AttemptError, dispatch, PeekedResponse, HealthState, InsertReceipt, LruTick,
     # single-flight prefill, Lifecycle, DeadlineTimer, DebouncedFileWatch, rendezvous owner, RequestLog
     "Booking": (),
+    "booked": (),
     "book_light": (),
     "Wish": (),
     "Trouble": (),

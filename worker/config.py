@@ -27,7 +27,7 @@ _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "
 _NUM_DRAFTS = 3
 # Rows of a request whose drafts are a tree: as SGLang for Llama
 _TREE_NODES = 8
-_MOST_NODES = 64  # an int64 has a bit for each
+_MAX_NODES = 64  # an int64 has a bit for each
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
@@ -118,15 +118,15 @@ class WorkerConfig(Settings):
             raise ConfigError(f"{topk}: trees need {flag} NEXTN or EAGLE; with NGRAM leave it out")
         if self.attention_backend == "flashinfer":
             raise ConfigError(f"{topk}: not with --attention-backend flashinfer")
-        most = min(tree.candidates + 1, _MOST_NODES)
+        most = min(tree.candidates + 1, _MAX_NODES)
         if not 2 <= tree.nodes <= most:
             raise ConfigError(
                 f"--speculative-num-draft-tokens {tree.nodes}: from 2 to {most} with {topk} and "
                 f"--speculative-num-steps {tree.depth}"
             )
-        if tree.expanded > _MOST_NODES:
+        if tree.expanded > _MAX_NODES:
             raise ConfigError(
-                f"{topk}: times one less than --speculative-num-steps {tree.depth} must be at most {_MOST_NODES}"
+                f"{topk}: times one less than --speculative-num-steps {tree.depth} must be at most {_MAX_NODES}"
             )
 
     @property

@@ -52,9 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False  # of the sampled tokens
     top_logprobs: int = 0  # number of most likely tokens beside each token with a logprob
-    prompt_logprobs_from: int | None = (
-        None  # first prompt token with a logprob; None: no prompt logprobs
-    )
+    # First prompt token with a logprob; None: no prompt logprobs
+    prompt_logprobs_from: int | None = None
     # Bitmask of the tokens that may be sampled: bit t % 8 of byte t // 8 is token t. Empty: all tokens.
     allowed: bytes = b""
 
@@ -292,9 +291,8 @@ class StepResult:
     tokens: list[list[int]]  # of each row, in order
     logprobs: list[Logprobs | None] | None = None  # of each row's tokens; None if no row has them
     prompt_logprobs: list[Logprobs | None] | None = None  # aligned with `StepPlan.chunks`
-    seconds: float | None = (
-        None  # time for which the device was busy with the step; None: not measured
-    )
+    # Time for which the device was busy with the step; None: not measured
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str = ""
     error: str = ""
     prompt_logprobs: Logprobs | None = None
-    queue_seconds: float = (
-        0.0  # in the first delta: from the request's arrival to its first admission
-    )
+    # In the first delta: from the request's arrival to its first admission
+    queue_seconds: float = 0.0
     accepted: int = 0  # drafts of this request that were accepted so far
 
 
@@ -188,9 +187,8 @@ class Stats(Message, frozen=True):
     draft_steps: int = 0  # decode steps of requests that verified drafts
     draft_tokens: int = 0  # drafts in them; of a tree all nodes behind its root
     accepted_tokens: int = 0  # accepted ones
-    step_seconds: float = (
-        0.0  # of all steps, from the end of the step before, or the later launch, to the results
-    )
+    # Of all steps, from the end of the step before, or the later launch, to the results
+    step_seconds: float = 0.0
     wait_seconds: float = 0.0  # in which the scheduler waited for these results
 
     @property

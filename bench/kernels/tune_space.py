@@ -34,7 +34,7 @@ SPACES: Mapping[int, Mapping[int, tuple[Choices, Choices, Choices, Choices]]] = 
         128: ((64, 128, 256), (64, 128), (4, 8), (3, 4)),
     },
 }
-MOST_AT_ONCE = 4096
+MAX_INPUTS_AT_ONCE = 4096
 BLOCKS = (16, 32, 64, 128)
 
 
@@ -86,7 +86,7 @@ def candidates(stage: Stage, rows: int, inputs: int, number_bytes: int) -> Itera
 
 def candidates_of_few_rows(rows: int, inputs: int) -> Iterator[TunedTile]:
     """Yields tilings of the kernel that streams weights for up to 16 rows. Few inputs fit into registers at once."""
-    all_stages = (0, 3) if inputs <= MOST_AT_ONCE else (2, 3, 4)
+    all_stages = (0, 3) if inputs <= MAX_INPUTS_AT_ONCE else (2, 3, 4)
     for columns, warps, stages in product((16, 32), (4, 8), all_stages):
         yield TunedTile(8 if rows <= 8 else 16, columns, 128, 1, warps, stages)
 

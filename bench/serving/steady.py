@@ -71,7 +71,7 @@ def counters(server: processes.Running) -> Counters:
             f"worker {number}: requests": state["running"] + state["waiting"],
             f"worker {number}: slots": state["total_slots"] - state["free_slots"],
             f"worker {number}: pages": state["total_pages"] - state["free_pages"],
-            f"worker {number}: booked by the router": worker["requests"],
+            f"worker {number}: requests that the router counts": worker["requests"],
         }
     for pid in (server.pid, *(child.number for child in server.tree())):
         found[f"process {pid}: open files"] = len(os.listdir(f"/proc/{pid}/fd"))

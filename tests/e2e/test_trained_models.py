@@ -20,7 +20,7 @@ from tasks import OF_GEMMA2
 from support import processes
 
 TRAINED = Path(__file__).resolve().parents[2] / "bench" / "accuracy" / "trained"
-LEAST = 0.95  # share of right answers to each task
+MIN_SHARE = 0.95  # share of right answers to each task
 PARALLEL = 16
 
 
@@ -30,7 +30,7 @@ def test_pictures_and_videos_of_llava_onevision() -> None:
     with processes.worker(TRAINED / "llava_onevision") as worker:
         result = asyncio.run(ask_pictures.measure(worker.url, args))
     assert set(result["right"]) == set(TASKS)
-    assert min(result["right"].values()) >= LEAST, result
+    assert min(result["right"].values()) >= MIN_SHARE, result
     assert result["mixed_up"] == 0, result
     assert result["least_cached"] > 0, result
 
@@ -43,4 +43,4 @@ def test_sums_and_lists_of_gemma2() -> None:
         for name, (maker, _) in OF_GEMMA2.items():
             asked = ask_gemma2.questions(draw, maker, 100)
             right = asyncio.run(ask_gemma2.share_right(worker.url, asked, PARALLEL))
-            assert right >= LEAST, name
+            assert right >= MIN_SHARE, name

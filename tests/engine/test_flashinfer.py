@@ -62,7 +62,7 @@ def test_its_decode_reads_common_prefixes_once(
 ) -> None:
     monkeypatch.setattr(flashinfer, "flashinfer_class", lambda *_: Wrapper)
     # Shared-prefix batching even for a few rows
-    monkeypatch.setattr(triton, "LOOK_FROM", 4)
+    monkeypatch.setattr(triton, "MIN_SHARED_ROWS", 4)
     everything = partial(shared_prefixes, worth_it=(1, 1))
     monkeypatch.setattr(triton, "shared_prefixes", everything)
     monkeypatch.setattr(triton, "mla_decode", mla_decode_triton)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import StepLayout
-from mla_router.worker.engine.attention.triton import LOOK_FROM, TritonBackend
+from mla_router.worker.engine.attention.triton import MIN_SHARED_ROWS, TritonBackend
 from mla_router.worker.kernels.attention.decode_schedule import decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
@@ -109,7 +109,7 @@ def test_mla_decode_in_a_cuda_graph() -> None:
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_common_prefixes(dtype: torch.dtype, page_size: int) -> None:
-    lengths = [2048 + 150 * i % 700 for i in range(LOOK_FROM + 11)]
+    lengths = [2048 + 150 * i % 700 for i in range(MIN_SHARED_ROWS + 11)]
     paged, draw = cache_of(lengths, page_size, LATENT + ROPE, dtype)
     paged.share(range(len(lengths)), 2048 // page_size)
     q = torch.randn(len(lengths), 16, LATENT + ROPE, generator=draw, device="cuda").bfloat16()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.engine.attention.triton import (
-    LOOK_FROM,
+    MIN_SHARED_ROWS,
     TritonBackend,
 )
 from mla_router.worker.kernels.attention.shared_prefixes import (
@@ -64,7 +64,7 @@ def attend(paged: PagedCache, q: Tensor, max_length: int) -> Tensor:
 
 
 def queries(paged: PagedCache) -> Tensor:
-    assert len(paged.rows) >= LOOK_FROM
+    assert len(paged.rows) >= MIN_SHARED_ROWS
     return torch.randn(len(paged.rows), HEADS, LATENT + ROPE, device="cuda").bfloat16()
 
 

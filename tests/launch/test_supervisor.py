@@ -94,9 +94,8 @@ def test_a_killed_worker_restarts_on_its_port(tmp_path: Path) -> None:
     async def check(supervisor: Supervisor) -> None:
         await supervisor.all_ready()
         first = listener(port)
-        for _ in range(
-            QUICK.attempts + 1
-        ):  # a worker that was ready once is restarted without limit
+        # A worker that was ready once is restarted without limit
+        for _ in range(QUICK.attempts + 1):
             seen = supervised.log.getvalue().count("ready after")
             os.kill(listener(port), signal.SIGKILL)
             await asyncio.to_thread(

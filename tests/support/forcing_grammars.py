@@ -64,9 +64,8 @@ class ForcingGrammars:
         self.step = 0
         self.eos_ids: frozenset[int] = frozenset()
         self.outputs: dict[int, list[int]] = {}  # of open requests
-        self.is_lost = (
-            False  # set it to have the process of all open requests end in the next `fill`
-        )
+        # Set it to have the process of all open requests end in the next `fill`
+        self.is_lost = False
         self._keys = itertools.count()
         self._opened: list[int] = []
         self._failed: list[tuple[int, Problem | None]] = []

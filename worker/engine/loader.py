@@ -20,7 +20,7 @@ from mla_router.worker.engine.choose import (
 )
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
-from mla_router.worker.engine.runners.tower_graphs import MOST_TILES
+from mla_router.worker.engine.runners.tower_graphs import MAX_TILES
 from mla_router.worker.engine.speculation.chain import NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.engine.speculation.extension import DraftLayer
@@ -89,7 +89,7 @@ def load_engine(
     if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
         count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
     if model.vision is not None and sizes.decode:  # graphs are on
-        sizes = replace(sizes, tiles=range(1, MOST_TILES + 1))
+        sizes = replace(sizes, tiles=range(1, MAX_TILES + 1))
     new_drafter = load_drafter(config, model, whole)
     plan = partial(
         plan_capacity,

@@ -31,9 +31,8 @@ from mla_router.worker.model.decoder import Decoder, DecoderLayer
 
 logger = logging.getLogger(__name__)
 
-MAX_THREADS = (
-    16  # a fifth of a compilation holds the global lock, so more threads would wait for each other
-)
+# A fifth of a compilation holds the global lock, so more threads would wait for each other
+MAX_THREADS = 16
 
 
 def warmup_compile(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:

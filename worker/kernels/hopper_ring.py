@@ -26,9 +26,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 PRODUCT_ROWS = 64  # of a warpgroup: SPLIT parts of a program's outputs
-DEPTH_BYTES = (
-    128  # of a row in a tile, the widest swizzle of shared memory: four steps of a tensor core
-)
+# Of a row in a tile, the widest swizzle of shared memory: four steps of a tensor core
+DEPTH_BYTES = 128
 PRODUCER_REGISTERS = 24  # of a thread
 ELEMENTS = {
     torch.bfloat16: gl.bfloat16,

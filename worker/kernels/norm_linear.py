@@ -37,7 +37,7 @@ MAX_REREAD_INPUTS = 4096
 # registers for few outputs (`bench/kernels/bench_joined.py`).
 SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 256, 256 * 64
 # Rows from which blocks of rows share the weights (`norm_linear_blocks.py`); measured in whole steps
-BLOCKS_FROM = 65
+MIN_BLOCK_ROWS = 65
 
 
 class NormLinear(NamedTuple):
@@ -149,7 +149,7 @@ def norm_linear_triton(
     total = x if residual is None else x.new_empty(rows, inputs)
     normed, quantized = empty_rows(x, inputs, keep) if keep else (None, None)
     kept = normed if quantized is None else quantized
-    if rows >= BLOCKS_FROM and tiles is None:
+    if rows >= MIN_BLOCK_ROWS and tiles is None:
         assert inputs <= SHORT_INPUTS, f"{rows} rows of {inputs}: programs have whole rows"
         norm_linear_blocks.launch(
             x,

@@ -12,8 +12,8 @@ import math
 _DECAY = 0.7  # of earlier observations, at each change of the chunk
 _FADE = 0.9  # of earlier observations, at each step without a change, so that shorter chunks are tried again
 _PRIOR = 0.05  # weight of the prior: the time of a step is proportional to its chunk
-_LEAST_CHANGE = 0.1  # of the logarithm; smaller changes are ignored
-_MOST = 1.5  # largest elasticity of one change; a larger one is noise
+_MIN_CHANGE = 0.1  # of the logarithm; smaller changes are ignored
+_MAX_ELASTICITY = 1.5  # largest elasticity of one change; a larger one is noise
 
 
 class Elasticity:
@@ -36,8 +36,8 @@ class Elasticity:
         if before is None:
             return
         dx, dy = x - before[0], y - before[1]
-        if abs(dx) < _LEAST_CHANGE:
+        if abs(dx) < _MIN_CHANGE:
             self._xy, self._xx = _FADE * self._xy, _FADE * self._xx
             return
-        dy = min(max(dy, -_MOST * abs(dx)), _MOST * abs(dx))
+        dy = min(max(dy, -_MAX_ELASTICITY * abs(dx)), _MAX_ELASTICITY * abs(dx))
         self._xy, self._xx = _DECAY * self._xy + dx * dy, _DECAY * self._xx + dx * dx

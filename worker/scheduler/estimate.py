@@ -14,8 +14,8 @@ from collections.abc import Collection
 from mla_router.worker.scheduler.request import Request, State
 
 _START = 0.7
-_LEAST = 0.14  # of the start
-_STEPS_TO_LEAST = 600
+_MIN_SHARE = 0.14  # of the start
+_STEPS_TO_MIN = 600
 # Most remaining tokens that are counted. Beyond this number a request is as likely to end as to go on.
 _HORIZON = 4096
 # Steps for which the other requests can run after a retraction, if none of them ends.
@@ -27,7 +27,7 @@ class OutputEstimate:
 
     def __init__(self, conservativeness: float) -> None:
         self._start = min(1.0, _START * conservativeness)
-        self._least = self._start * _LEAST
+        self._least = self._start * _MIN_SHARE
         self.ratio = self._start
 
     def length(self, request: Request) -> int:
@@ -46,7 +46,7 @@ class OutputEstimate:
 
     def step(self) -> None:
         """Lowers the ratio after a step without a retraction."""
-        self.ratio = max(self._least, self.ratio - (self._start - self._least) / _STEPS_TO_LEAST)
+        self.ratio = max(self._least, self.ratio - (self._start - self._least) / _STEPS_TO_MIN)
 
     def idle(self) -> None:
         """Resets the ratio, because the next requests may be different."""

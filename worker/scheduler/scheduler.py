@@ -254,9 +254,8 @@ class Scheduler:
 
     def _sample(self, step: Step, masks: TokenMasks | None) -> None:
         step.pending = self.engine.sample(step.forward_output, masks)
-        step.forward_output = (
-            None  # its logits are large, and the next step is launched before this one ends
-        )
+        # Its logits are large, and the next step is launched before this one ends
+        step.forward_output = None
 
     # -- postprocess(N-1) -----------------------------------------------------------------------
 

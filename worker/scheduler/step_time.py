@@ -24,7 +24,7 @@ TARGET_S = 0.4
 _LARGEST_CORRECTION = 2.0
 _SMOOTHING = 0.3
 # Below this elasticity most of a step's time is fixed, and its chunk becomes longer by `_GROWTH`.
-_LEAST_ELASTICITY = 0.5
+_MIN_ELASTICITY = 0.5
 _GROWTH = 1.1
 
 
@@ -112,7 +112,7 @@ class StepTimeModel:
         ratio = measured / predicted
         ratio = min(max(ratio, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
         self._elasticity.learn(predicted / self._scale, seconds)
-        if ratio > 1 and self._elasticity.value < _LEAST_ELASTICITY:
+        if ratio > 1 and self._elasticity.value < _MIN_ELASTICITY:
             self._scale /= _GROWTH
             return
         self._scale *= math.pow(ratio, _SMOOTHING if ratio < 1 else 2 * _SMOOTHING)

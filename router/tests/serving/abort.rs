@@ -5,7 +5,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, post, router,
+    Client, Event, FakeWorker, Reply, assert_nothing_reserved, config, post, router,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -20,7 +20,7 @@ async fn disconnect_before_the_response_aborts_upstream() {
     assert_eq!(router.workers()[0].requests, 1);
     waiting.abort();
     assert!(matches!(worker.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     let metrics = mla_router::admin::metrics::render(router.router());
     assert!(metrics.contains("mla_router_client_aborts_total 1"), "{metrics}");
 }
@@ -40,7 +40,7 @@ async fn disconnect_in_the_stream_aborts_upstream() {
     drop(response);
     drop(client);
     assert!(matches!(worker.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,6 +49,6 @@ async fn disconnect_in_the_upload_reaches_no_worker() {
     let router = router(config(), &[&worker]).await;
     let head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345";
     drop(crate::support::Raw::send(router.local_addr(), head).await);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(worker.requests_so_far(), 0);
 }

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, Reply, all_in, assert_nothing_reserved, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/completions";
@@ -59,7 +59,7 @@ async fn client_gets_the_worker_response_if_all_workers_are_busy() {
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(&answer.body[..], b"{\"from\":\"worker\"}");
     assert_eq!(answer.headers["retry-after"], "1");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
@@ -114,7 +114,7 @@ async fn oldest_waiting_request_goes_first() {
     // Each accepted request lets two more try: the next one, and one for the request that has ended.
     assert!(served.lock()[..4].iter().all(|number| *number < 8), "{:?}", served.lock());
     assert_eq!(served.lock().len(), 20);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
@@ -188,7 +188,7 @@ async fn concurrent_large_bodies_use_bounded_memory() {
         }
     }
     assert!((1..=8).contains(&served), "{served} were served");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(bodies.held(), 0);
 }
 
@@ -229,7 +229,7 @@ async fn slow_answer_does_not_block_the_queue() {
         assert_eq!(client.await.expect("no panic"), StatusCode::OK);
     }
     worker.requests_so_far();
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A failing worker answers at once, so its load stays the lowest.
@@ -249,5 +249,5 @@ async fn request_waits_for_a_busy_worker_and_not_for_a_failing_one() {
     assert_eq!(answer.status, StatusCode::OK);
     assert_eq!(busy.requests_so_far(), 51);
     assert_eq!(failing.requests_so_far(), 1);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

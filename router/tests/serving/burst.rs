@@ -9,7 +9,7 @@ use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, router, secs, soon,
+    Client, FakeWorker, Reply, all_in, assert_nothing_reserved, config, router, secs, soon,
 };
 
 const BURST: usize = 400;
@@ -66,7 +66,7 @@ async fn burst_beside_a_frozen_worker_is_served_or_refused() {
     let ends = ends(burst(&router)).await;
     assert!(ends.keys().all(|(status, _)| matches!(status, 200 | 429)), "{ends:?}");
     assert!(ends[&(200, String::new())] >= QUEUE, "{ends:?}");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, request, router, secs,
+    Client, Event, FakeWorker, Raw, Reply, assert_nothing_reserved, config, request, router, secs,
     soon,
 };
 
@@ -70,7 +70,7 @@ async fn requests_are_read_in_single_bytes() {
         assert_eq!(head.contains("connection: close"), rest.starts_with("transfer"), "{head}");
     }
     assert_eq!(soon(stream.read(&mut [0])).await.expect("no reset"), 0, "closed");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,7 +153,7 @@ async fn client_that_ends_its_side_before_the_response_is_gone() {
     stream.shutdown().await.expect("open");
     assert!(matches!(worker.event().await, Event::Aborted));
     assert_eq!(soon(stream.read(&mut [0])).await.expect("no reset"), 0, "closed");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use mla_router::{Config, config::PolicyName};
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, post, router, secs,
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_reserved, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -31,7 +31,7 @@ async fn through_with(config: Config, path: &str, frames: Vec<Bytes>, then: Then
     let answer = Client::connect(router.local_addr()).await.post(path, BODY).await;
     assert_eq!(answer.status, StatusCode::OK);
     assert_eq!(answer.headers["content-type"], "text/event-stream; charset=utf-8");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     String::from_utf8(answer.body.to_vec()).expect("UTF-8")
 }
 
@@ -88,7 +88,7 @@ async fn stream_broken_in_its_first_event_is_retried() {
         let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
         assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, stream.as_bytes()));
         assert_eq!(breaking.requests_so_far(), 1, "cut at {cut}, {then:?}");
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }
 
@@ -257,7 +257,7 @@ async fn stream_over_its_time_limit_ends_with_an_error() {
     assert_eq!(error_at_the_end_of(&got), "timeout");
     worker.request().await;
     assert!(matches!(worker.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -273,5 +273,5 @@ async fn silent_stream_ends_when_its_worker_is_down() {
     assert_eq!(error_at_the_end_of(std::str::from_utf8(&rest).expect("UTF-8")), "stream_stuck");
     worker.request().await;
     assert!(matches!(worker.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

@@ -7,7 +7,7 @@ use mla_router::{Config, RouterHandle, fleet::Phase};
 use tokio::time::Instant;
 
 use crate::support::{
-    Client, Process, all_in, assert_nothing_booked, router_without_waiting, secs, soon,
+    Client, Process, all_in, assert_nothing_reserved, router_without_waiting, secs, soon,
 };
 
 /// Settings with long deadlines, which would hide the tested behaviour.
@@ -92,7 +92,7 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
     let id = mla_router::names::WorkerId(0);
     assert!(router.router().tree.owned_by(id) >= held, "the same process has the same cache");
     ask_at_once(&router, 10).await;
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,7 +117,7 @@ async fn requests_of_a_stopped_process_go_elsewhere() {
     let resumed = Instant::now();
     until_phase(&router, &urls[frozen], &[Phase::Healthy]).await;
     println!("back in rotation {:.2} s after SIGCONT", resumed.elapsed().as_secs_f64());
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]

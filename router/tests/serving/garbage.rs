@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, FakeWorker, GOOD, Reply, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, GOOD, Reply, assert_nothing_reserved, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -37,7 +37,7 @@ async fn retried(body: &'static str, garbage: fn() -> Reply, good: &'static [u8]
     assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, good));
     assert_eq!(bad.requests_so_far(), 1);
     assert_eq!(router.router().metrics.retries.total(), 1);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,7 +94,7 @@ async fn only_garbage_is_a_502() {
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
     assert_eq!(answer.error_code(), "workers_failed");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A response that is too long to be read at once is passed through completely.
@@ -108,7 +108,7 @@ async fn answer_larger_than_the_buffer_arrives_complete() {
     let router = router(in_turn(), &[&worker]).await;
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
     assert!(answer.body == long, "{} of {} bytes", answer.body.len(), long.len());
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A worker that sends these bytes to any request and closes the connection.
@@ -148,7 +148,7 @@ async fn non_http_response_is_retried() {
         let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
         let sent = String::from_utf8_lossy(bytes);
         assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, GOOD.as_bytes()), "{sent}");
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }
 
@@ -192,6 +192,6 @@ async fn non_boolean_stream_field_is_forwarded() {
             assert_eq!(worker.requests_so_far(), 1, "{stream}");
         }
         assert_eq!(router.workers()[0].breaker, BreakerState::Closed);
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }

@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, all_in, assert_nothing_booked, config, post, router_without_waiting, secs, soon,
+    Client, all_in, assert_nothing_reserved, config, post, router_without_waiting, secs, soon,
 };
 
 const STREAMS: usize = 16;
@@ -178,7 +178,7 @@ async fn fifty_kills_under_sixteen_streams_are_invisible_to_clients() {
         ended.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(continued(&router) > KILLS as u64, "{}, seed {seed}", continued(&router));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -242,7 +242,7 @@ async fn a_stream_that_broke_waits_anew_for_a_worker() {
     let _worker = MockWorker::listen(port, settings()).await.expect("its port");
     assert_eq!(asked.await.expect("a whole answer"), expected);
     assert_eq!(continued(&router), 1);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// The longest pause of a client's stream, and its text.
@@ -275,5 +275,5 @@ async fn a_stream_that_freezes_alone_goes_on_elsewhere_within_two_seconds_and_a_
     assert!((1.9..=2.5).contains(&pause), "{pause} s");
     assert!(continued(&router) >= 1);
     all_in(Phase::Healthy, &router).await;
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

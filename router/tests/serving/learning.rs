@@ -10,7 +10,7 @@ use mla_router::{RouterHandle, policy::Reason};
 use tokio::time::Instant;
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, router, soon,
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_reserved, config, router, soon,
 };
 
 const CHAT: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
@@ -160,7 +160,7 @@ async fn a_prompt_whose_client_left_before_its_answer_is_not_taken_for_cached() 
         assert_eq!(client.post("/v1/completions", long()).await.status, 200);
         assert_eq!(cache_hits(&router), hits);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// Other answers come when all is done, and their time is that of all their tokens.

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs, soon,
+    Client, FakeWorker, Reply, all_in, assert_nothing_reserved, config, post, router, secs, soon,
 };
 use mla_router::{Config, fleet::Phase};
 
@@ -37,7 +37,7 @@ async fn load_has_prompt_tokens_until_the_first_byte_and_the_request_until_the_e
     assert_eq!((load.requests, load.pending_tokens), (1, 0));
     drop(frames);
     assert!(response.frame().await.is_none());
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// Each choice sees the reservations of all earlier choices, also of simultaneous ones: a hundred requests at once are
@@ -69,7 +69,7 @@ async fn simultaneous_requests_are_spread() {
     for request in requests {
         assert_eq!(request.await.expect("no panic"), StatusCode::OK);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A random generator with a fixed seed, so that every run has the same outcomes.
@@ -123,7 +123,7 @@ async fn all_load_is_released_after_thousands_of_random_outcomes() {
     for client in clients {
         client.await.expect("no panic");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -172,7 +172,7 @@ async fn workers_are_added_and_removed_under_load_without_a_failed_request() {
     }
     assert!(served >= 40, "{served} requests were served");
     assert_eq!(router.router().tree.owned_by(mla_router::names::WorkerId(0)), 0);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,6 +216,6 @@ async fn batch_counts_as_its_number_of_answers() {
         for asked in asked {
             assert_eq!(asked.await.expect("no panic"), StatusCode::OK);
         }
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }

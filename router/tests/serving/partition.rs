@@ -13,7 +13,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use crate::{
     kills::{requests, said},
     support::{
-        Cable, Client, all_in, assert_nothing_booked, config, post, router_without_waiting, secs,
+        Cable, Client, all_in, assert_nothing_reserved, config, post, router_without_waiting, secs,
         soon,
     },
 };
@@ -98,5 +98,5 @@ async fn streams_continue_after_a_partition_and_late_data_is_ignored() {
         }
     })
     .await;
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, FakeWorker, Reply, assert_nothing_booked, config, post, router, soon,
+    Client, FakeWorker, Reply, assert_nothing_reserved, config, post, router, soon,
 };
 
 const EVENT: Bytes = Bytes::from_static(b"data: {\"choices\":[0]}\n\n");
@@ -72,7 +72,7 @@ async fn prefix_is_requested_once_until_its_first_byte() {
     for asked in asked {
         soon(asked).await.expect("answered in full");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,7 +91,7 @@ async fn prefill_waiters_continue_when_the_first_client_leaves() {
     for asked in asked {
         soon(asked).await.expect("answered in full");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A prompt of 16,000 bytes, taken for 4,000 tokens, that shares nothing with others.
@@ -137,7 +137,7 @@ async fn prefill_waiter_is_not_overtaken_without_bound() {
     for asked in asked {
         soon(asked).await.expect("answered in full");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,5 +153,5 @@ async fn no_prefill_wait_if_the_engine_shares_prefixes_in_flight() {
     for asked in asked {
         soon(asked).await.expect("answered in full");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, FakeWorker, Reply, Seen, all_in, assert_nothing_booked, config, post, request, router,
-    router_without_waiting, secs,
+    Client, FakeWorker, Reply, Seen, all_in, assert_nothing_reserved, config, post, request,
+    router, router_without_waiting, secs,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,7 +150,7 @@ async fn concurrency_limit_is_kept_and_the_queue_is_in_order() {
     for client in clients {
         assert_eq!(client.await.expect("no panic"), StatusCode::OK);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
@@ -172,7 +172,7 @@ async fn cancelled_request_leaves_the_queue() {
         assert_eq!(client.await.expect("no panic"), StatusCode::OK);
     }
     assert_eq!(number(&*worker.request().await), 2);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// Sends a request that waits in the queue, then aborts all requests.

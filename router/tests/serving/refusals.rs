@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, channel::Channel};
 use mla_router::Config;
 
 use crate::support::{
-    Client, FakeWorker, assert_nothing_booked, config, post, request, router, soon,
+    Client, FakeWorker, assert_nothing_reserved, config, post, request, router, soon,
 };
 
 fn with_limit(max_payload_size: usize) -> Config {
@@ -118,6 +118,6 @@ async fn bodies_above_the_total_limit_are_refused_and_release_their_memory() {
         let answer = soon(answering).await.expect("no panic").expect("an answer");
         assert_eq!(answer.status, StatusCode::OK);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     assert_eq!(bodies.held(), 0);
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{
-    Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_booked, config, post, router,
+    Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_reserved, config, post, router,
     secs, soon,
 };
 
@@ -191,7 +191,7 @@ async fn stream_cut_at_any_byte_is_continued() {
             let requests = if cut < sent - "data: [DONE]\n\n".len() { 2 } else { 1 };
             assert_eq!(fleet.requests(), requests, "cut at {cut} of {sent}");
         }
-        assert_nothing_booked(&fleet.router).await;
+        assert_nothing_reserved(&fleet.router).await;
         let begun = first_event() - 1;
         assert_eq!(fleet.router.router().metrics.retries.total(), begun as u64);
         assert_eq!(fleet.replays("continued"), (sent - 15 - begun).to_string());
@@ -224,7 +224,7 @@ async fn stream_is_continued_three_times() {
     assert!(got.contains("\"code\":\"stream_broken\"") && !got.contains("[DONE]"), "{got}");
     assert_eq!(fleet.requests(), 4);
     assert_eq!(fleet.replays("given_up"), "1");
-    assert_nothing_booked(&fleet.router).await;
+    assert_nothing_reserved(&fleet.router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -354,7 +354,7 @@ async fn broken_and_then(second: impl Fn(&Seen) -> Reply + Send + Sync + 'static
     }
     let router = router(config(), &workers.iter().collect::<Vec<_>>()).await;
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     let got = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
     let whole = stream(1, None, false);
     let (kept, _) = whole.match_indices("\n\n").nth(2).expect("three events");
@@ -396,7 +396,7 @@ async fn a_stream_that_breaks_in_an_event_of_which_the_client_has_a_part_is_cut_
     let got = Client::connect(router.local_addr()).await.call(post(PATH, BODY)).await;
     assert!(got.is_err(), "a whole response");
     assert_eq!(requests.load(Ordering::Relaxed), 1);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     replay::{Engine, Fleet},
-    support::{Then, assert_nothing_booked, config},
+    support::{Then, assert_nothing_reserved, config},
 };
 
 /// The answer repeats the schema. The router must not take it for OpenAI's chunk of counts.
@@ -77,7 +77,7 @@ async fn stream_cut_at_any_byte_is_continued() {
     // A stream that breaks in its first event is retried.
     let first = sent.find("\n\n").expect("an event") + 2;
     assert_eq!(fleet.replays("continued"), (sent.len() - first).to_string());
-    assert_nothing_booked(&fleet.router).await;
+    assert_nothing_reserved(&fleet.router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,5 +93,5 @@ async fn stream_is_continued_more_than_once() {
             assert_eq!(fleet.requests(), 3, "{cuts:?}");
         }
     }
-    assert_nothing_booked(&fleet.router).await;
+    assert_nothing_reserved(&fleet.router).await;
 }

@@ -7,7 +7,7 @@ use mla_router::{Config, config::PolicyName, fleet::Phase};
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, FakeWorker, GOOD, Reply, all_in, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, GOOD, Reply, all_in, assert_nothing_reserved, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -49,7 +49,7 @@ async fn connection_closed_without_a_response_is_retried_elsewhere() {
     // The failure triggers a health check, although the next one is due in an hour.
     all_in(Phase::Healthy, &router).await;
     assert_eq!(closing.checks(), (0, 2));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,7 +94,7 @@ async fn break_after_the_first_byte_is_not_retried() {
     let ended = response.frame().await;
     assert!(matches!(ended, Some(Err(_))), "the stream ended as if it were whole: {ended:?}");
     assert_eq!(other.requests_so_far(), 0);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,7 +124,7 @@ async fn last_error_response_is_forwarded_if_all_workers_fail() {
     for worker in &mut workers {
         assert_eq!(worker.requests_so_far(), 1, "each is asked once, whatever retries are left");
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// The process of a worker may have died with the connection, and the request may be the cause.
@@ -151,7 +151,7 @@ async fn killing_request_is_sent_to_at_most_two_workers() {
         StatusCode::OK,
         "only that request is refused"
     );
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]

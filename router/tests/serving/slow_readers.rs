@@ -16,7 +16,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::support::{all_in, assert_nothing_booked, config, router_without_waiting, soon};
+use crate::support::{all_in, assert_nothing_reserved, config, router_without_waiting, soon};
 
 /// Largest buffer of the router for one stream.
 const BOUND: u64 = 256 << 10;
@@ -137,6 +137,6 @@ async fn slow_reader_is_buffered_little_and_closed_after_a_timeout() {
     assert!(held <= BOUND + SLACK, "{held} of {written} bytes");
     // The kernel closes the connection of a client that reads nothing.
     assert_eq!(soon(worker.streams.recv()).await, Some(None));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
     drop(client);
 }

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Canary, Client, Event, FakeWorker, GOOD, Reply, assert_nothing_booked, config, router, secs,
+    Canary, Client, Event, FakeWorker, GOOD, Reply, assert_nothing_reserved, config, router, secs,
 };
 
 const PATH: &str = "/v1/completions";
@@ -53,7 +53,7 @@ async fn request_of_a_stuck_engine_is_retried_elsewhere() {
         assert_eq!(asked.await.expect("no panic"), StatusCode::OK);
         assert!(begun.elapsed() <= Duration::from_secs(2), "{:?}", begun.elapsed());
         assert!(matches!(stuck.event().await, Event::Aborted));
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }
 
@@ -86,7 +86,7 @@ async fn failed_canary_moves_requests_within_four_seconds() {
         assert_eq!(frozen.requests_so_far(), 0);
         // A later byte is a sign of life.
         frozen.set_canary(Canary::Sings);
-        assert_nothing_booked(&router).await;
+        assert_nothing_reserved(&router).await;
     }
 }
 

@@ -13,7 +13,8 @@ use mla_router::{
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 use crate::support::{
-    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs, soon,
+    Client, Event, FakeWorker, Raw, Reply, assert_nothing_reserved, config, post, router, secs,
+    soon,
 };
 
 /// The paused clock advances to the next timer when all tasks are idle.
@@ -52,7 +53,7 @@ async fn silent_worker_is_a_504_and_its_connection_is_closed() {
     worker.request().await;
     assert!(matches!(worker.event().await, Event::Aborted));
     assert_eq!(router.workers()[0].phase, Phase::Healthy, "slow is not dead");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,7 +71,7 @@ async fn stream_over_the_time_limit_is_cut() {
     assert!(matches!(response.frame().await, Some(Err(_))), "the stream must not look whole");
     worker.request().await;
     assert!(matches!(worker.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 const STREAM: &str = r#"{"prompt":"x","stream":true}"#;
@@ -97,7 +98,7 @@ async fn stream_without_first_byte_is_retried_elsewhere() {
     );
     stuck.request().await;
     assert!(matches!(stuck.event().await, Event::Aborted), "it is not left with the request");
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A head without an event is no start of a stream.
@@ -147,7 +148,7 @@ async fn late_first_byte_is_used_if_no_other_worker_is_left() {
     frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     drop(frames);
     assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// The time of an answer in one piece says nothing about its worker.
@@ -179,7 +180,7 @@ async fn prefill_waiters_of_a_frozen_worker_go_elsewhere() {
     frozen.freeze();
     assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
     assert!(matches!(frozen.event().await, Event::Aborted));
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// One late request triggers a health check, and its result applies to all requests.
@@ -217,5 +218,5 @@ async fn first_late_request_releases_all_waiters_of_a_frozen_worker() {
     while let Some(answer) = soon(waiting.join_next()).await {
         assert_eq!(answer.expect("no panic").status, StatusCode::OK);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }

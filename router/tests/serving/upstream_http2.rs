@@ -12,7 +12,7 @@ use mla_router::{Config, fleet::Phase};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::support::{
-    Client, ENDLESS_FRAME, Event, FakeWorker, Reply, Seen, Speaks, assert_nothing_booked, config,
+    Client, ENDLESS_FRAME, Event, FakeWorker, Reply, Seen, Speaks, assert_nothing_reserved, config,
     post, router, secs,
 };
 
@@ -54,7 +54,7 @@ async fn requests_at_one_time_share_one_connection() {
     for client in clients {
         assert_eq!(client.await.expect("no panic").status, StatusCode::OK);
     }
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 /// A request that comes while the first connection is being opened uses that connection.
@@ -110,7 +110,7 @@ async fn leaving_aborts_upstream_in_both_phases_and_spares_the_connection() {
     assert!(matches!(worker.event().await, Event::Aborted));
     assert_eq!(Client::connect(address).await.post("/tokenize", "{}").await.status, StatusCode::OK);
     assert_eq!(worker.request().await.connection, connection);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,7 +179,7 @@ async fn after_a_goaway_streams_finish_and_new_requests_get_a_new_connection() {
     }
     assert_eq!(rest, b"data: {\"choices\":[1]}\n\ndata: {\"choices\":[3]}\n\n");
     assert_eq!(router.workers()[0].phase, Phase::Healthy);
-    assert_nothing_booked(&router).await;
+    assert_nothing_reserved(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.sampling.ngram import (
-    LEAST,
-    LEAST_OF_PREDICTION,
-    MATCH,
+    MAX_MATCH,
+    MIN_MATCH,
+    MIN_PREDICTED_MATCH,
     draft_ngrams_torch,
     draft_ngrams_triton,
 )
@@ -27,18 +27,18 @@ def looked_up(own: list[int], prompt: int, prediction: list[int], count: int) ->
     tail: list[int | None] = [*own]
     source: list[int | None] = [*own]
     if prediction:  # None stands for the beginning of the answer, many times
-        tail, source = [*[None] * MATCH, *own[prompt:]], [*[None] * MATCH, *prediction]
-    begin = MATCH if prediction else 0
+        tail, source = [*[None] * MAX_MATCH, *own[prompt:]], [*[None] * MAX_MATCH, *prediction]
+    begin = MAX_MATCH if prediction else 0
 
     def run(at: int) -> int:
         equal = 0
-        while equal < min(MATCH, at, len(tail)) and source[at - 1 - equal] == tail[-1 - equal]:
+        while equal < min(MAX_MATCH, at, len(tail)) and source[at - 1 - equal] == tail[-1 - equal]:
             equal += 1
         return equal
 
     places = range(begin, len(source))
     best = max(places, key=lambda at: (run(at), -at if prediction else at))
-    if run(best) < (LEAST_OF_PREDICTION if prediction else LEAST):
+    if run(best) < (MIN_PREDICTED_MATCH if prediction else MIN_MATCH):
         best = begin + min(len(own) - prompt, len(prediction) - 1) if prediction else 0
     behind = source[best:]
     return [int(behind[i % len(behind)] or 0) for i in range(count)]

@@ -39,11 +39,11 @@ from mla_router.worker.model.config.attention_spec import (
 # Elements of keys and values that exist at a time in prefill: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
 
-# Fewest decode rows for shared-prefix batching. With fewer rows it saves little time, and the search for common prefixes
+# Decode rows for shared-prefix batching. With fewer rows it saves little time, and the search for common prefixes
 # costs 2 us a layer.
-LOOK_FROM = 129
-# Most heads for shared-prefix batching: those of a group of rows fit into one tile
-MOST_HEADS = 16
+MIN_SHARED_ROWS = 129
+# Heads for shared-prefix batching: those of a group of rows fit into one tile
+MAX_SHARED_HEADS = 16
 
 # Largest head_dim of keys and values: larger heads leave no room for several tiles on a multiprocessor
 _MAX_HEAD_WIDTH = 256
@@ -58,6 +58,7 @@ AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tupl
 def attend_over(
     q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Implements `AttendOver` by our own kernel."""
     return mla_prefill(q, kv, k_pe, over.work, scale=scale, out=out)
 
 
@@ -152,8 +153,12 @@ class TritonBackend(AttentionBackend):
 
     def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
         rows = len(layout.decode_slots)
-        joins = self._latent and self._spec.num_heads <= MOST_HEADS and layout.queries_per_slot == 1
-        if not joins or rows < LOOK_FROM:
+        joins = (
+            self._latent
+            and self._spec.num_heads <= MAX_SHARED_HEADS
+            and layout.queries_per_slot == 1
+        )
+        if not joins or rows < MIN_SHARED_ROWS:
             return None
         tiles, parts = self._tiles(rows // GROUP, GROUP)
         return shared_prefixes(

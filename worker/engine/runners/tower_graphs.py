@@ -18,7 +18,7 @@ from mla_router.worker.model.vision import VisionEncoder
 
 # Most tiles of a graph. On an H100 LLaVA-OneVision-7B's tower takes 11.9, 14.3, 14.5 and 18.8 ms for 1, 2, 4 and 8 tiles
 # kernel by kernel, and 3.8, 6.0, 9.3 and 17.6 in graphs
-MOST_TILES = 4
+MAX_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)

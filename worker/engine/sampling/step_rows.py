@@ -21,9 +21,8 @@ class DraftArrays:
     numbers: Tensor  # [R] int32, of the rows of a slot
     bounds: Tensor  # [D] int64, `StepPlan.decode_bounds` of the D decode slots
     penalized: Tensor  # int64, indices of slots into `StepPlan.sampled_slots`
-    room: Tensor | None = (
-        None  # [D] int32, rows of each decode slot that may give a token; None: all
-    )
+    # [D] int32, rows of each decode slot that may give a token; None: all
+    room: Tensor | None = None
     # Of trees: the nodes that may have logprobs, as of `SampledRows.on_paths`
     nodes: Tensor | None = None
     firsts: Tensor | None = None

@@ -36,9 +36,8 @@ class DecodeSchedule:
     a part, no request owns the blocks between its last block and the next request's first one."""
 
     block_starts: Tensor  # [R + 1] int32, the first block of each request
-    first_requests: (
-        Tensor  # [num_parts] int32, the request of a part's first block; R if there is none
-    )
+    # [num_parts] int32, the request of a part's first block; R if there is none
+    first_requests: Tensor
     part_size: Tensor  # [1] int32, blocks
     max_length: int  # upper bound of all lengths, known on the host, for attention without blocks
     tiling: Tiling

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-MATCH = 8  # most tokens that are compared
+MAX_MATCH = 8  # most tokens that are compared
 # Least equal tokens: a single one is often followed by another token than before, but a prediction is meant to be used
-LEAST, LEAST_OF_PREDICTION = 2, 1
+MIN_MATCH, MIN_PREDICTED_MATCH = 2, 1
 _SCALE = 1 << 24  # more than the positions of a text
 _BLOCK = 1024
 
@@ -41,7 +41,7 @@ def draft_ngrams(
     the step; `starts`, those of its prompt; `predicted`, those of its prediction, 0 without one. `text` [all slots, W] int32:
     the slot's own tokens, and from column `history` on its prediction. `drafts` [all slots, K] int64 is written.
 
-    The longest run of up to MATCH equal tokens decides, in a prediction the first such run, in own tokens the last. The
+    The longest run of up to MAX_MATCH equal tokens decides, in a prediction the first such run, in own tokens the last. The
     start of an answer matches the start of its prediction. Without a run, a prediction goes on where the answer would be if
     all of it were right.
     """
@@ -84,14 +84,14 @@ def draft_ngrams_torch(
         source = text[slot, history : history + count] if count else text[slot, :length]
         candidates = torch.arange(len(source))  # of the first draft
         run, score = torch.ones(len(source), dtype=torch.bool), torch.zeros_like(candidates)
-        for back in range(1, 1 + min(MATCH, length)):
+        for back in range(1, 1 + min(MAX_MATCH, length)):
             inside = candidates >= back
             same = inside & (source[(candidates - back).clamp_min(0)] == text[slot, length - back])
             run &= ~inside if count and length - back < start else same
             score += run
         order = len(source) - candidates if count else candidates
         best = int((score * _SCALE + order).argmax())
-        if score[best] < (LEAST_OF_PREDICTION if count else LEAST):
+        if score[best] < (MIN_PREDICTED_MATCH if count else MIN_MATCH):
             best = min(length - start, count - 1) if count else 0
         drafts[slot] = source[best + ranks % (len(source) - best)].long()
 
@@ -133,9 +133,9 @@ def draft_ngrams_triton(
         HAS_LAST=last is not None,
         DRAFTS=most,
         WIDTH=triton.next_power_of_2(max(rows, most)),
-        COMPARED=MATCH,
-        LEAST_OWN=LEAST,
-        LEAST_PREDICTED=LEAST_OF_PREDICTION,
+        COMPARED=MAX_MATCH,
+        LEAST_OWN=MIN_MATCH,
+        LEAST_PREDICTED=MIN_PREDICTED_MATCH,
         SCALE=_SCALE,
         BLOCK=_BLOCK,
         **launch_options(),

@@ -28,9 +28,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     allowed_token_ids: list[int] | None = None  # vLLM: no other tokens are sampled
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = (
-        None  # searched after each token; the text includes the match
-    )
+    # Searched after each token; the text includes the match
+    stop_regex: str | list[str] | None = None
     no_stop_trim: bool | None = None  # SGLang: the text includes the stop string or token
     include_stop_str_in_output: bool | None = None  # vLLM: the same
     skip_special_tokens: bool | None = None

@@ -90,9 +90,8 @@ class WantedLogprobs(NamedTuple):
 
     of_answer: bool = False
     top: int = 0  # most likely tokens beside each token
-    prompt_from: int | None = (
-        None  # first prompt token with a logprob; None: no prompt token has one
-    )
+    # First prompt token with a logprob; None: no prompt token has one
+    prompt_from: int | None = None
 
 
 # Requests without these fields

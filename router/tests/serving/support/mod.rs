@@ -101,7 +101,7 @@ pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
 }
 
 /// Waits until no request is in the router. Then no load may be reserved.
-pub(crate) async fn assert_nothing_booked(router: &RouterHandle) {
+pub(crate) async fn assert_nothing_reserved(router: &RouterHandle) {
     assert!(router.drain(EVENT_TIMEOUT).await, "a request is still in the router");
     for worker in router.workers() {
         assert_eq!((worker.requests, worker.pending_tokens), (0, 0), "{worker:?}");

@@ -83,6 +83,9 @@ DEEPSEEK_V31 = DeepSeekFormat("", SEPARATOR, CALL_END, "")
 
 
 class DeepSeekParser(TextMachine):
+    """Divides the text of an answer into content, calls and their arguments, as it arrives. A malformed call, or one of a
+    function that the request does not offer, becomes content."""
+
     def __init__(self, format: DeepSeekFormat, names: Collection[str]) -> None:
         super().__init__(self._outside, format.markers)
         self._format = format
