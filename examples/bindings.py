@@ -36,4 +36,4 @@ def main(urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or sys.exit(__doc__))

@@ -27,4 +27,4 @@ def main(urls: list[str], seconds: float = float("inf")) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or sys.exit(__doc__))

@@ -144,9 +144,12 @@ def test_a_bad_value_is_a_value_error_that_names_the_flag(name: str, value: Any)
     assert "\n" not in str(error.value)
 
 
-def test_a_value_of_the_wrong_type_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="'port' cannot be of type dict"):
-        untyped(port={})
+@pytest.mark.parametrize(
+    ("name", "value"), [("port", {}), ("port", True), ("insecure", "no"), ("insecure", 0)]
+)
+def test_a_value_of_the_wrong_type_is_a_type_error(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"'{name}' cannot be of type {type(value).__name__}"):
+        untyped(**{name: value})
 
 
 def test_repr_shows_everything_but_the_keys() -> None:

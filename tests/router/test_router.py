@@ -307,5 +307,5 @@ def test_a_forgotten_router_goes_away() -> None:
 def test_bad_times_are_value_errors() -> None:
     with Router(config()) as router:
         for bad in (-1.0, float("nan"), float("inf")):
-            with pytest.raises(ValueError, match="timeout_s"):
+            with pytest.raises(ValueError, match="timeout_s must be a finite number of seconds"):
                 router.drain(bad)

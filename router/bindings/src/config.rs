@@ -11,7 +11,7 @@ use pyo3::{
     types::{PyBool, PyDict, PyList, PyString, PyTuple},
 };
 
-/// All settings of a router.
+/// All settings of a router. A setting that is missing or None has the default of the command line.
 #[pyclass(frozen, eq, module = "mla_router")]
 #[derive(PartialEq)]
 pub(crate) struct RouterConfig {
@@ -38,6 +38,7 @@ impl RouterConfig {
         read(Config::command(), argv)
     }
 
+    /// Returns all settings by name. `RouterConfig(**settings)` gives an equal config.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         Ok(pythonize::pythonize(py, &self.config)?.cast_into()?)
     }
@@ -66,9 +67,14 @@ fn read(command: Command, argv: Vec<String>) -> PyResult<RouterConfig> {
 
 /// Appends the keyword argument `name=value` as a flag.
 fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    if !Config::command().get_arguments().any(|known| known.get_id() == name) {
+    let command = Config::command();
+    let Some(known) = command.get_arguments().find(|known| known.get_id() == name) else {
         let message = format!("RouterConfig() got an unexpected keyword argument '{name}'");
         return Err(PyTypeError::new_err(message));
+    };
+    let is_bool = value.is_instance_of::<PyBool>();
+    if !value.is_none() && known.get_action().takes_values() == is_bool {
+        return Err(wrong_type(name, value)?);
     }
     let flag = format!("--{}", name.replace('_', "-"));
     let fits_one_flag = |value: &Bound<'_, PyAny>| -> PyResult<bool> {
@@ -86,16 +92,19 @@ fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> Py
         }
     } else if value.is_none() {
         // None means the default.
-    } else if value.is_instance_of::<PyBool>() {
+    } else if is_bool {
         argv.extend(value.is_truthy()?.then_some(flag));
     } else if fits_one_flag(value)? {
         argv.push(format!("{flag}={}", value.str()?));
     } else {
-        let kind = value.get_type().name()?;
-        let message = format!("RouterConfig() argument '{name}' cannot be of type {kind}");
-        return Err(PyTypeError::new_err(message));
+        return Err(wrong_type(name, value)?);
     }
     Ok(())
+}
+
+fn wrong_type(name: &str, value: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    let kind = value.get_type().name()?;
+    Ok(PyTypeError::new_err(format!("RouterConfig() argument '{name}' cannot be of type {kind}")))
 }
 
 /// The message of clap without its prefix and its hint to `--help`.

@@ -11,7 +11,7 @@ pyo3::create_exception!(
     mla_router,
     RouterError,
     pyo3::exceptions::PyException,
-    "The router cannot do what was asked; the message is one line."
+    "An operation of the router has failed. The message is one line."
 );
 
 #[pyo3::pymodule]

@@ -86,7 +86,7 @@ impl Router {
         Self { config, state: Mutex::default() }
     }
 
-    /// Returns when the port is open.
+    /// Starts the router. Returns when the port is open. Raises RouterError if the port is in use.
     fn start(&self, py: Python<'_>) -> PyResult<()> {
         match &mut *self.state.lock() {
             state @ State::Stopped => *state = State::Starting,
@@ -101,7 +101,7 @@ impl Router {
         outcome
     }
 
-    /// The address of the listener.
+    /// The URL at which the router listens.
     #[getter]
     fn url(&self) -> PyResult<String> {
         let scheme = if self.config.tls_cert_path.is_some() { "https" } else { "http" };
@@ -196,6 +196,9 @@ fn refused(error: &Error) -> PyErr {
 }
 
 fn seconds(timeout_s: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(timeout_s)
-        .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}")))
+    Duration::try_from_secs_f64(timeout_s).map_err(|_| {
+        PyValueError::new_err(format!(
+            "timeout_s must be a finite number of seconds from 0 on, not {timeout_s}"
+        ))
+    })
 }
