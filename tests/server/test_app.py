@@ -88,8 +88,18 @@ def test_errors_have_openais_shape(worker: FakeWorker, method: str, path: str, s
     [
         ("/v1/chat/completions", {}, "messages"),
         ("/v1/chat/completions", {"messages": [{}]}, "messages[0].role"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
         ("/v1/completions", {}, "prompt"),
         ("/v1/responses", {}, "input"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+        ),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
     ],
 )

@@ -57,6 +57,29 @@ def test_a_missing_field_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"tool_choice": "maybe"}', "tool_choice: .* 'maybe'; one of auto, none, required"),
+        (b'{"tools": [{"type": "web_search"}]}', r"tools\[0\].type: .*; one of function"),
+        (
+            b'{"response_format": {"type": "xml"}}',
+            "one of text, json_object, json_schema, structural_tag$",
+        ),
+        (b'{"logit_bias": {"1": "x"}}', r"Expected `float`, got `str`$"),
+        (b'{"seed": "x"}', r"got `str`$"),
+    ],
+)
+def test_a_wrong_text_is_answered_with_the_right_ones(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        parse(body, CHAT)
+
+
+def test_other_encodings_are_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"^The body is not valid UTF-8$"):
+        parse('{"messages": [{"role": "é"}]}'.encode("latin-1"), CHAT)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from mla_router.worker.server.errors import InvalidField, InvalidRequest, MissingField
+from mla_router.worker.server.schema.choices import choices
 
 # The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -31,8 +32,12 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
             raise MissingField(field) from None
         if not path:
             raise InvalidRequest(f"The body has the wrong type: {message}") from None
+        if known := choices(decoder.type, path):
+            message += f"; one of {', '.join(known)}"
         raise InvalidField(path, message) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise InvalidRequest("The body is not valid UTF-8") from None
+    except msgspec.DecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None

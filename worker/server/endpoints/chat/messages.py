@@ -104,7 +104,9 @@ def _parts(message: ChatMessage, where: str, media: Media | None) -> list[Part] 
     parts: list[Part] = []
     for index, part in enumerate(message.content):
         place = f"{where}.content[{index}]"
-        if part.type == "text" and part.text is not None:
+        if part.type == "text":
+            if part.text is None:
+                raise MissingField(f"{place}.text")
             parts.append(part.text)
         elif media is not None and (source := _source(part, place)) is not None:
             media.sources.append(source)

@@ -205,8 +205,8 @@ def _parts(content: list[InputPart], where: str) -> list[ContentPart]:
     parts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
-        if part.type in TEXT_PARTS and part.text is not None:
-            parts.append(ContentPart("text", part.text))
+        if part.type in TEXT_PARTS:
+            parts.append(ContentPart("text", _required(part.text, place + ".text")))
         elif part.type == "input_image":
             refuse_unsupported(part, place + ".")
             field = place + ".image_url"
@@ -225,13 +225,15 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
         raise MissingField(where)
     if isinstance(content, str):
         return content
+    texts = []
     for index, part in enumerate(content):
-        if part.type not in TEXT_PARTS or part.text is None:
+        place = f"{where}[{index}]"
+        if part.type not in TEXT_PARTS:
             raise InvalidRequest(
-                f"{where}[{index}]: this model supports only text parts",
-                param=f"{where}[{index}].type",
+                f"{place}: this model supports only text parts", param=f"{place}.type"
             )
-    return "\n".join(part.text or "" for part in content)
+        texts.append(_required(part.text, place + ".text"))
+    return "\n".join(texts)
 
 
 def _required(value: str | None, where: str) -> str:
