@@ -61,15 +61,14 @@ pub enum ResponseBody {
 impl ResponseBody {
     /// Builds the response to `job` from the reply of a worker.
     pub fn of_worker(job: Job, reply: Reply) -> Response<Self> {
+        let Reply { mut head, first, received, rest, guard, asked_usage } = reply;
         // Observed here and not in `proxy`: a continued stream has had its first byte before.
-        let (metrics, waited) = (&job.router.metrics, job.received.elapsed());
+        let waited = received.saturating_duration_since(job.received);
+        let metrics = &job.router.metrics;
         metrics.first_byte.observe(waited);
-        if stream::is_event_stream(&reply.head) {
-            metrics.first_token.observe(waited);
-        }
-        let Reply { mut head, first, rest, guard, asked_usage } = reply;
-        let frames = WorkerFrames::new(first, rest, guard);
+        let frames = WorkerFrames::new(first, received, rest, guard);
         let body = if stream::is_event_stream(&head) {
+            metrics.first_token.observe(waited);
             Self::Events(Box::new(EventStream::new(job, &mut head, frames, asked_usage)))
         } else {
             head.headers.remove(continuation::HEADER);

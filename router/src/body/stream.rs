@@ -372,7 +372,7 @@ impl EventStream {
         let replay = self.replay.as_mut();
         let goes_on = is_event_stream(&answer.head)
             && replay.is_some_and(|replay| replay.resume_with(&mut answer.head.headers));
-        let frames = WorkerFrames::new(answer.first, answer.rest, answer.guard);
+        let frames = WorkerFrames::new(answer.first, answer.received, answer.rest, answer.guard);
         self.asked_usage = answer.asked_usage;
         if !goes_on {
             replays.increment(ReplayOutcome::Refused);

@@ -18,14 +18,21 @@ use crate::{
 pub struct WorkerFrames {
     /// The start of the body; empty once it is passed on.
     first: Bytes,
+    /// Time of arrival of `first`.
+    received: Instant,
     /// `None` once the body is complete and its connection is back in the pool.
     rest: Option<Connection>,
     pub guard: LoadGuard,
 }
 
 impl WorkerFrames {
-    pub fn new(first: Bytes, rest: Option<Connection>, guard: LoadGuard) -> Self {
-        Self { first, rest, guard }
+    pub fn new(
+        first: Bytes,
+        received: Instant,
+        rest: Option<Connection>,
+        guard: LoadGuard,
+    ) -> Self {
+        Self { first, received, rest, guard }
     }
 
     pub fn backend(&self) -> &Backend {
@@ -48,7 +55,7 @@ impl WorkerFrames {
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<(Bytes, Instant)>>> {
         if !self.first.is_empty() {
-            return Poll::Ready(Some(Ok((std::mem::take(&mut self.first), Instant::now()))));
+            return Poll::Ready(Some(Ok((std::mem::take(&mut self.first), self.received))));
         }
         let Some(connection) = &mut self.rest else {
             return Poll::Ready(None);

@@ -94,6 +94,10 @@ impl LoadGuard {
         &self.replica.backend
     }
 
+    pub fn reserved_at(&self) -> Instant {
+        self.reserved_at
+    }
+
     /// Adds `more` completions. Each request has one already.
     pub fn add_answers(&mut self, more: u32) {
         self.replica.load.add_requests(more);

@@ -4,14 +4,15 @@
 //! retried within the retry budget. If a worker is busy, the others are tried until all are busy. A 4xx is a response,
 //! not a failure.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
     attempt_error::AttemptError, exchange::Exchange, job::Job, peek::PeekedResponse, reply::Reply,
@@ -185,7 +186,7 @@ impl<'a> Round<'a> {
         let Job { router, request, key, endpoint, timer, log, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
-        let begun = Instant::now();
+        let begun = guard.reserved_at();
         router.metrics.retry(self.cause.take());
         let replica = Arc::clone(guard.replica());
         if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&replica, guard.reason)) {
@@ -194,7 +195,7 @@ impl<'a> Round<'a> {
         let key = key.as_ref();
         let mut pending = Pending { router, key, guard: Some(guard) };
         let expect = Expect::of(*endpoint, key);
-        let prefilled = Notify::new();
+        let prefilled = AtomicBool::new(false);
         let exchange = Exchange {
             request,
             body: asking.as_ref().unwrap_or(&self.body),
@@ -203,17 +204,19 @@ impl<'a> Round<'a> {
             prefilled: &prefilled,
         };
         let prefix = pending.guard().prefix_computed().map(Box::pin);
-        let asked = async {
+        // Pinned here: a future that is moved into another one takes its memory once more there.
+        let asked = pin!(async {
             if let Some(prefix) = prefix {
                 prefix.await;
             }
             exchange.with(&replica).await
-        };
+        });
+        let lost = pin!(replica.backend.lost());
         let answer = pin!(async {
             tokio::select! {
                 biased;
                 outcome = asked => outcome,
-                () = replica.backend.lost() => Err(AttemptError::Lost),
+                () = lost => Err(AttemptError::Lost),
             }
         });
         let may_leave = || {
@@ -281,8 +284,9 @@ impl Pending<'_> {
         let streams = self.key.is_some_and(|key| key.stream);
         guard.prefill_done(streams && head.status.is_success());
         guard.record(Outcome::Begun);
-        guard.backend().received(Instant::now());
-        Reply { head, first, rest, guard, asked_usage }
+        let received = Instant::now();
+        guard.backend().received(received);
+        Reply { head, first, received, rest, guard, asked_usage }
     }
 
     fn retract_insertion(&mut self) {

@@ -1,8 +1,9 @@
 //! One request to one worker, until the start of its response has arrived and been checked.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::Bytes;
 use http::header;
-use tokio::sync::Notify;
 
 use super::{
     attempt_error::AttemptError,
@@ -28,8 +29,8 @@ pub(super) struct Exchange<'a> {
     pub(super) body: &'a Bytes,
     pub(super) expect: Expect,
     pub(super) metrics: &'a Metrics,
-    /// Notified when a response head has the number of prompt tokens: the prompt is computed then.
-    pub(super) prefilled: &'a Notify,
+    /// Set when a response head has the number of prompt tokens: the prompt is computed then.
+    pub(super) prefilled: &'a AtomicBool,
 }
 
 impl Exchange<'_> {
@@ -78,7 +79,7 @@ impl Exchange<'_> {
             });
         }
         if head.headers.contains_key(PROMPT_TOKENS) {
-            self.prefilled.notify_one();
+            self.prefilled.store(true, Ordering::Relaxed);
         }
         // A compressed body cannot be checked.
         let is_readable = !head.headers.contains_key(header::CONTENT_ENCODING);

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::response::Parts;
+use tokio::time::Instant;
 
 use crate::{fleet::LoadGuard, upstream::Connection};
 
@@ -10,6 +11,8 @@ pub struct Reply {
     pub head: Parts,
     /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit.
     pub first: Bytes,
+    /// When this start had arrived.
+    pub received: Instant,
     /// The connection with the rest of the body; `None` if `first` is the whole body.
     pub rest: Option<Connection>,
     pub guard: LoadGuard,

@@ -1,9 +1,14 @@
 //! The wait of a request for the start of its response. A request waits for a slow worker. It moves to another worker,
 //! if there is one, when its worker has sent no byte of any response for longer than expected.
 
-use std::pin::Pin;
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::atomic::{AtomicBool, Ordering},
+    task::Poll,
+};
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use super::{attempt_error::AttemptError, peek::PeekedResponse};
 use crate::{
@@ -22,8 +27,8 @@ pub(super) struct Waiting<'a> {
     /// Deadline of the request.
     pub(super) deadline: Instant,
     pub(super) expect: Expect,
-    /// Notified when the worker reports that the prompt is computed.
-    pub(super) prefilled: &'a Notify,
+    /// Set by the future that is awaited, when the worker reports that the prompt is computed.
+    pub(super) prefilled: &'a AtomicBool,
 }
 
 impl Waiting<'_> {
@@ -35,18 +40,15 @@ impl Waiting<'_> {
         mut asking: Pin<&mut impl Future<Output = Asked>>,
         may_leave: impl Fn() -> bool,
     ) -> Asked {
-        let begun = Instant::now();
+        let begun = guard.reserved_at();
         let streamed = self.expect.is_stream();
         if !streamed {
             // The first byte comes after the last token. Without this limit the prompt would count as load until then.
             let at = self.deadline.min(begun + guard.expected_prefill());
-            let prefilled = async {
-                tokio::select! {
-                    biased;
-                    outcome = asking.as_mut() => Some(outcome),
-                    () = self.prefilled.notified() => None,
-                }
-            };
+            let prefilled = poll_fn(|cx| match asking.as_mut().poll(cx) {
+                Poll::Pending if self.prefilled.load(Ordering::Relaxed) => Poll::Ready(None),
+                polled => polled.map(Some),
+            });
             if let Some(Some(outcome)) = self.timer.limit(at, prefilled).await {
                 return outcome;
             }

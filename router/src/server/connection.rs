@@ -334,6 +334,7 @@ impl Serving {
         timer: &SharedTimer,
         log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
+        // The futures below are boxed, because they are large and this one is moved.
         // A data-plane path with a wrong method is still a data-plane path.
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         if let Some(permission) = self.sites.preflight(&request) {
@@ -345,15 +346,7 @@ impl Serving {
             return Err(Error::TooManyConnections { limit: self.connection_limit.count });
         }
         match endpoint? {
-            Endpoint::Admin | Endpoint::OpenApi => {
-                let (head, body) = request.into_parts();
-                let mut memory = MemoryReservation::new(&self.router.bodies);
-                let body = body.read(ADMIN_BODY_LIMIT, &mut memory).await?;
-                let request = Request::from_parts(head, axum::body::Body::from(body));
-                let Ok(response) = self.admin.clone().oneshot(request).await;
-                Ok(response.map(ResponseBody::Admin))
-            }
-            // Boxed, because it is large and the future that it is part of is moved.
+            Endpoint::Admin | Endpoint::OpenApi => Box::pin(self.answer_admin(request)).await,
             endpoint => {
                 let answering =
                     forward(&self.router, endpoint, request, self.client.ip(), timer, log);
@@ -361,6 +354,18 @@ impl Serving {
                 answered.unwrap_or(Err(Error::Draining))
             }
         }
+    }
+
+    async fn answer_admin(
+        &self,
+        request: Request<RequestBody<'_>>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let (head, body) = request.into_parts();
+        let mut memory = MemoryReservation::new(&self.router.bodies);
+        let body = body.read(ADMIN_BODY_LIMIT, &mut memory).await?;
+        let request = Request::from_parts(head, axum::body::Body::from(body));
+        let Ok(response) = self.admin.clone().oneshot(request).await;
+        Ok(response.map(ResponseBody::Admin))
     }
 }
 

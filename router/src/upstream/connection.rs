@@ -59,12 +59,26 @@ impl Connection {
 
     /// Sends a request and waits for the head of its response. If the future is dropped, the connection must be
     /// dropped as well.
-    pub async fn send(&mut self, request: Request<Bytes>) -> Result<Parts, UpstreamError> {
-        match &mut self.protocol {
-            Protocol::Http1(connection) => connection.send(request).await,
-            Protocol::Http2(shared) => Box::pin(shared.send(request)).await,
+    pub fn send(
+        &mut self,
+        request: Request<Bytes>,
+    ) -> impl Future<Output = Result<Parts, UpstreamError>> {
+        enum Sending<A, B> {
+            Http1(A),
+            Http2(B),
         }
-        .map_err(UpstreamError::Reset)
+        // Outside of the future, which would keep room for the request.
+        let sending = match &mut self.protocol {
+            Protocol::Http1(connection) => Sending::Http1(connection.send(request)),
+            Protocol::Http2(shared) => Sending::Http2(Box::pin(shared.send(request))),
+        };
+        async {
+            match sending {
+                Sending::Http1(sending) => sending.await,
+                Sending::Http2(sending) => sending.await,
+            }
+            .map_err(UpstreamError::Reset)
+        }
     }
 
     /// The next bytes of the response body; `None` at its end. After an error the connection must be dropped.

@@ -45,7 +45,10 @@ impl Http1 {
     }
 
     /// Sends a request and waits for the head of its response.
-    pub(super) async fn send(&mut self, request: Request<Bytes>) -> io::Result<Parts> {
+    pub(super) fn send(
+        &mut self,
+        request: Request<Bytes>,
+    ) -> impl Future<Output = io::Result<Parts>> {
         // Until the response is read completely.
         self.keeps_alive = false;
         self.is_head = request.method() == Method::HEAD;
@@ -58,7 +61,6 @@ impl Http1 {
                 (head, _) => head,
             }
         })
-        .await
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
