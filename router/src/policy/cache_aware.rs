@@ -147,9 +147,8 @@ impl Fleet {
 
     /// The number of requests that the worker may have without an additional cost, by its speed.
     fn most_requests(&self, worker: &Candidate) -> u64 {
-        let share = u128::from(9 * self.requests) * u128::from(self.speed(worker));
-        let share = share.div_ceil(8 * u128::from(self.speeds));
-        FEW_REQUESTS.saturating_add(u64::try_from(share).unwrap_or(u64::MAX))
+        let share = (9 * self.requests).saturating_mul(self.speed(worker));
+        FEW_REQUESTS + share.div_ceil(8 * self.speeds)
     }
 
     /// The number of requests above that, with the present one.
