@@ -8,6 +8,7 @@ use crate::{
     engine::{CACHED_TOKENS, PROMPT_TOKENS, REQUESTS, usage},
     fleet::LoadGuard,
     proxy::Job,
+    wire::headers::find,
 };
 
 /// Finds the counts in an event or in a whole body.
@@ -22,7 +23,7 @@ pub struct Reader {
 impl Reader {
     /// Starts with the head of the response.
     pub fn new(job: &Job, headers: &HeaderMap, guard: &mut LoadGuard) -> Self {
-        let number = |name: HeaderName| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
+        let number = |name: HeaderName| find(headers, &name)?.to_str().ok()?.parse::<u64>().ok();
         if let Some(requests) = number(REQUESTS) {
             guard.replica().record_reported_requests(u32::try_from(requests).unwrap_or(u32::MAX));
         }

@@ -16,6 +16,7 @@ use crate::{
     fleet::Replica,
     metrics::Metrics,
     upstream::{Connection, UpstreamError},
+    wire::headers::find,
 };
 
 /// Maximum length of a refusal that is kept while other workers are tried. The body of a longer one is
@@ -78,7 +79,7 @@ impl Exchange<'_> {
                 AttemptError::Failed(refusal)
             });
         }
-        if head.headers.contains_key(PROMPT_TOKENS) {
+        if find(&head.headers, &PROMPT_TOKENS).is_some() {
             self.prefilled.store(true, Ordering::Relaxed);
         }
         // A compressed body cannot be checked.

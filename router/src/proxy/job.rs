@@ -20,6 +20,7 @@ use crate::{
     router::Router,
     shutdown::InFlight,
     telemetry::request_log::RequestLog,
+    wire::headers::find,
 };
 
 /// All resources of a request except its load on a worker. The response body owns the job once the response has
@@ -77,7 +78,7 @@ impl Job {
         let received = Instant::now();
         let limit = router.config.request_timeout_secs.get();
         let limit_of_client =
-            request.headers().get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
+            find(request.headers(), &TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
         let limit_of_client =
             limit_of_client.and_then(|text| text.parse().ok()).map(Duration::from_millis);
         let deadline = received + limit_of_client.map_or(limit, |own| own.min(limit));
@@ -124,7 +125,8 @@ impl Job {
 
     /// The line for this request: one for each served model, one for all other requests.
     pub(super) fn line_key(&self) -> LineKey {
-        known(&self.router.registry.replicas(), self.model())
+        let model = self.model()?;
+        known(&self.router.registry.replicas(), Some(model))
     }
 
     /// End of the time in the queue, for all waits of the request together.

@@ -67,7 +67,7 @@ impl WorkerRequest {
 
     /// Hash of the session in the header `x-mla-session`.
     pub fn session(&self) -> Option<u64> {
-        self.headers.get(SESSION_HEADER).and_then(|name| session_of(name.as_bytes()))
+        headers::find(&self.headers, &SESSION_HEADER).and_then(|name| session_of(name.as_bytes()))
     }
 
     /// Sets the trace context for the next worker.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, Request, Response, Version, header};
+use http::{Method, Request, Response, Version};
 use parking_lot::Mutex;
 use tokio::{
     net::TcpStream,
@@ -32,7 +32,7 @@ use crate::{
         client_stream::{ClientStream, Limits, Next, Orders},
         connection_limit::{ConnectionLimit, ConnectionPermit},
         forward::forward,
-        head::Head,
+        head::{BodyLength, Head},
         probe,
         request_body::RequestBody,
         request_id,
@@ -237,7 +237,9 @@ impl Serving {
         stream: &Mutex<ClientStream>,
         timer: &SharedTimer,
     ) -> io::Result<bool> {
-        let mut keeps = request.as_ref().is_ok_and(|head| head.keeps_alive);
+        // Other servers may read another end of a chunked body, so nothing behind it is taken for a request.
+        let mut keeps =
+            request.as_ref().is_ok_and(|head| head.keeps_alive && head.body != BodyLength::Chunked);
         let (parts, refusal) = match request {
             Ok(head) => (head.parts, None),
             // A refused request is counted and logged like any other.
@@ -277,7 +279,6 @@ impl Serving {
         refusal: Option<Error>,
         timer: &SharedTimer,
     ) -> (Response<Answer>, bool) {
-        let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
         let stream = *request.body();
         let endpoint = Endpoint::of(request.method(), request.uri().path());
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
@@ -302,10 +303,9 @@ impl Serving {
         };
         let is_last =
             *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
-        // Other servers may read another end of a chunked body, so nothing behind it is taken for a request.
         let may_follow = stream.0.lock().end_request()
             && self.permit.get().is_some()
-            && !(chunked || is_last || self.closes);
+            && !(is_last || self.closes);
         let headers = response.headers_mut();
         headers.insert(request_id::HEADER, id);
         if let Some(origin) = reader {

@@ -7,13 +7,13 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::{Method, Uri, Version, header, request::Parts};
+use http::{Method, Uri, Version, request::Parts};
 use httparse::{Header, Request, Status};
 use memchr::memchr_iter;
 
 use crate::{
     error::Error,
-    wire::http1::{keeps_alive, to_map},
+    wire::http1::{ConnectionOptions, to_map},
 };
 
 /// Maximum size of a head, including the request line, in bytes.
@@ -63,14 +63,11 @@ pub(super) fn read(unread: &mut Bytes) -> Result<Option<Head>, Error> {
     }
     check_request_line(&request)?;
     let version = request.version.unwrap_or_default();
-    let body = Fields::read(request.headers)?.body_length(version == 1)?;
+    let fields = Fields::read(request.headers)?;
+    let body = fields.body_length(version == 1)?;
+    let expects_continue = version == 1 && fields.expects_continue;
+    let keeps_alive = fields.options.keeps_alive(version);
     let parts = to_parts(&request, unread)?;
-    let expects_continue = version == 1
-        && parts
-            .headers
-            .get(header::EXPECT)
-            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    let keeps_alive = keeps_alive(&parts.headers, version);
     drop(unread.split_to(end));
     Ok(Some(Head { parts, body, expects_continue, keeps_alive }))
 }
@@ -121,12 +118,14 @@ fn check_request_line(request: &Request<'_, '_>) -> Result<(), Error> {
     if is_readable { Ok(()) } else { Err(Error::BadHead(TARGET)) }
 }
 
-/// The fields that determine the end of the message and its host.
+/// The fields that determine the end of the message, its host, and the use of the connection.
 #[derive(Default)]
 struct Fields {
     hosts: usize,
     length: Option<u64>,
     is_chunked: bool,
+    expects_continue: bool,
+    options: ConnectionOptions,
 }
 
 impl Fields {
@@ -139,6 +138,10 @@ impl Fields {
             }
             match name.len() {
                 4 if name.eq_ignore_ascii_case("host") => read.host(value)?,
+                6 if name.eq_ignore_ascii_case("expect") => {
+                    read.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
+                }
+                10 if name.eq_ignore_ascii_case("connection") => read.options.read(value),
                 14 if name.eq_ignore_ascii_case("content-length") => read.content_length(value)?,
                 17 if name.eq_ignore_ascii_case("transfer-encoding") => {
                     read.transfer_encoding(value)?;
@@ -197,12 +200,30 @@ impl Fields {
 
 /// The characters of URIs, and some that clients often forget to escape.
 fn is_target(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=%{}|".contains(&byte)
+    const ALLOWED: [bool; 256] = with_alphanumeric(b"-._~:/?[]@!$&'()*+,;=%{}|");
+    ALLOWED[usize::from(byte)]
 }
 
 /// The characters of a name or an address with a port. A path, query or user is refused.
 fn is_host(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~:[]!$&'()*+;=%".contains(&byte)
+    const ALLOWED: [bool; 256] = with_alphanumeric(b"-._~:[]!$&'()*+;=%");
+    ALLOWED[usize::from(byte)]
+}
+
+/// The set of ASCII letters, digits and `others`.
+const fn with_alphanumeric(others: &[u8]) -> [bool; 256] {
+    let mut set = [false; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        set[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut index = 0;
+    while index < others.len() {
+        set[others[index] as usize] = true;
+        index += 1;
+    }
+    set
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::config::HeaderField;
+use crate::{config::HeaderField, wire::headers::find};
 
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -12,7 +12,7 @@ const MAX_BYTES: usize = 128;
 /// Returns the id in the first of `fields` that has a valid one, or a new id. An id with spaces or non-ASCII
 /// characters, or one that is too long, is invalid: it goes into log lines.
 pub fn choose(fields: &[HeaderField], headers: &HeaderMap) -> HeaderValue {
-    let sent = fields.iter().filter_map(|field| headers.get(field.name()));
+    let sent = fields.iter().filter_map(|field| find(headers, field.name()));
     sent.into_iter().find(|id| is_word(id.as_bytes())).cloned().unwrap_or_else(random)
 }
 
@@ -23,11 +23,13 @@ fn is_word(id: &[u8]) -> bool {
 /// Returns a random UUID (version 4), without an allocation for a string.
 fn random() -> HeaderValue {
     const HEX: &[u8; 16] = b"0123456789abcdef";
+    /// The place of the two digits of each byte.
+    const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
     let bits = fastrand::u128(..) & !(0xf << 76) & !(0xc << 60) | (0x4 << 76) | (0x8 << 60);
     let mut text = [b'-'; 36];
-    let digits = (0..36).filter(|place| !matches!(place, 8 | 13 | 18 | 23));
-    for (digit, place) in digits.enumerate() {
-        text[place] = HEX[(bits >> (124 - 4 * digit)) as usize & 0xf];
+    for (byte, place) in bits.to_be_bytes().into_iter().zip(PLACES) {
+        text[place] = HEX[usize::from(byte >> 4)];
+        text[place + 1] = HEX[usize::from(byte & 0xf)];
     }
     HeaderValue::from_bytes(&text).expect("contract: hex digits and dashes are visible ASCII")
 }

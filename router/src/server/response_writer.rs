@@ -208,7 +208,7 @@ fn write_head(parts: &Parts, asked: Asked, framing: Option<Framing>, keeps: bool
     }
     match framing {
         Some(Framing::Length(length)) => {
-            write!(head, "content-length: {length}\r\n").expect("contract: a vector grows");
+            add(&mut head, "content-length", itoa::Buffer::new().format(length).as_bytes());
         }
         Some(Framing::Chunked) => add(&mut head, "transfer-encoding", b"chunked"),
         Some(Framing::UntilClose) | None => {}

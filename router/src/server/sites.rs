@@ -16,6 +16,7 @@ use crate::{
     config::{AllowedHost, AllowedOrigin, Config},
     endpoint::Endpoint,
     error::Error,
+    wire::headers::find,
 };
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -65,7 +66,7 @@ impl Sites {
         }
         let Some(origin) = headers.get(header::ORIGIN) else {
             // A browser sends at least this field with an unsafe request.
-            let site = headers.get(FETCH_SITE).filter(|_| !method.is_safe());
+            let site = find(headers, &FETCH_SITE).filter(|_| !method.is_safe());
             return match site.map(HeaderValue::as_bytes) {
                 None | Some(b"same-origin" | b"none") => Ok(()),
                 Some(_) => Err(Error::ForeignOrigin("another site".to_owned())),

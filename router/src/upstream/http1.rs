@@ -172,7 +172,7 @@ fn to_bytes(request: &Request<Bytes>) -> Bytes {
     let length = request.body().len();
     // A method that defines no body needs no length for an empty one.
     if length > 0 || !matches!(*request.method(), Method::GET | Method::HEAD) {
-        add(header::CONTENT_LENGTH.as_str(), length.to_string().as_bytes());
+        add(header::CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
     }
     head.extend_from_slice(b"\r\n");
     head.into()

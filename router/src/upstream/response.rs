@@ -3,13 +3,13 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode, Version, header, response::Parts};
-use httparse::{ParserConfig, Status};
+use http::{Response, StatusCode, Version, response::Parts};
+use httparse::{Header, ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
 use crate::wire::{
     chunked::Chunked,
-    http1::{keeps_alive, list, to_map},
+    http1::{ConnectionOptions, list, to_map},
 };
 
 /// Maximum number of header fields.
@@ -56,20 +56,20 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
             drop(unread.split_to(length));
             continue;
         }
+        let fields = Fields::read(response.headers);
         let headers = to_map(response.headers, unread, ROOM)?;
         let reason = response.reason.filter(|reason| Some(*reason) != status.canonical_reason());
         let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
-        drop(unread.split_to(length));
         let has_no_body = to_head
             || matches!(
                 status,
                 StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED
             );
-        let framing =
-            if has_no_body { Framing::Length(0) } else { Framing::of(&headers, version)? };
+        let framing = if has_no_body { Framing::Length(0) } else { fields.framing(version)? };
         let keeps_alive = status != StatusCode::SWITCHING_PROTOCOLS
             && !matches!(framing, Framing::UntilClose)
-            && keeps_alive(&headers, version);
+            && fields.keeps_alive(version);
+        drop(unread.split_to(length));
         let mut parts = Response::new(()).into_parts().0;
         parts.status = status;
         parts.version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
@@ -81,26 +81,56 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
     }
 }
 
-impl Framing {
-    fn of(headers: &HeaderMap, version: u8) -> Result<Self, &'static str> {
-        if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
-            if version == 0 {
-                return Err("a transfer coding in HTTP/1.0");
+/// The fields that determine the end of the message, and whether another one may follow.
+#[derive(Default)]
+struct Fields<'a> {
+    /// The last transfer coding.
+    coding: Option<&'a [u8]>,
+    /// The length of the content. An error if it is malformed, or one length differs from another.
+    length: Option<Result<u64, &'static str>>,
+    options: ConnectionOptions,
+}
+
+impl<'a> Fields<'a> {
+    fn read(fields: &[Header<'a>]) -> Self {
+        let mut read = Self::default();
+        for Header { name, value } in fields {
+            match name.len() {
+                10 if name.eq_ignore_ascii_case("connection") => read.options.read(value),
+                14 if name.eq_ignore_ascii_case("content-length") => {
+                    for length in list(value).map(number) {
+                        let is_same = read.length.is_none_or(|before| before == length);
+                        read.length = Some(if is_same { length } else { Err(LENGTH) });
+                    }
+                }
+                17 if name.eq_ignore_ascii_case("transfer-encoding") => {
+                    read.coding = list(value).last();
+                }
+                _ => {}
             }
-            let last = coding.as_bytes().rsplit(|byte| *byte == b',').next().unwrap_or_default();
-            let is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
-            return Ok(if is_chunked { Self::Chunked(Chunked::new()) } else { Self::UntilClose });
         }
-        let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter().flat_map(list).map(number);
-        let Some(first) = lengths.next() else {
-            return Ok(Self::UntilClose);
-        };
-        match first {
-            Some(length) if lengths.all(|other| other == first) => Ok(Self::Length(length)),
-            _ => Err("a malformed Content-Length"),
+        read
+    }
+
+    fn framing(&self, version: u8) -> Result<Framing, &'static str> {
+        match (self.coding, self.length) {
+            (Some(_), _) if version == 0 => Err("a transfer coding in HTTP/1.0"),
+            (Some(coding), _) if coding.eq_ignore_ascii_case(b"chunked") => {
+                Ok(Framing::Chunked(Chunked::new()))
+            }
+            (Some(_), _) | (None, None) => Ok(Framing::UntilClose),
+            (None, Some(length)) => length.map(Framing::Length),
         }
     }
 
+    /// A message with both kinds of framing may have come from two senders that read it differently.
+    fn keeps_alive(&self, version: u8) -> bool {
+        let is_ambiguous = self.coding.is_some() && self.length.is_some();
+        !is_ambiguous && self.options.keeps_alive(version)
+    }
+}
+
+impl Framing {
     pub(super) fn is_complete(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
@@ -126,10 +156,13 @@ impl Framing {
     }
 }
 
+const LENGTH: &str = "a malformed Content-Length";
+
 /// A number of up to 18 digits, which fits into u64.
-fn number(text: &[u8]) -> Option<u64> {
+fn number(text: &[u8]) -> Result<u64, &'static str> {
     let is_number = (1..=18).contains(&text.len()) && text.iter().all(u8::is_ascii_digit);
-    is_number.then(|| text.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+    let number = || text.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+    is_number.then(number).ok_or(LENGTH)
 }
 
 #[cfg(test)]

@@ -12,6 +12,11 @@ const CLIENT_FIELDS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 /// The header field in which Anthropic's clients send their key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// The first value of a field with a long name. Comparing the few names of a head takes less time than hashing this one.
+pub fn find<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    headers.iter().find_map(|(other, value)| (other == name).then_some(value))
+}
+
 /// Whether the content type is that of an event stream; `None` without a content type.
 pub fn content_type_is_event_stream(headers: &HeaderMap) -> Option<bool> {
     let name = b"text/event-stream";

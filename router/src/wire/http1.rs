@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::transport::Transport;
@@ -58,19 +58,29 @@ pub(crate) fn to_map(
     Ok(headers)
 }
 
-/// Whether the connection stays open after a message with these fields, by its version: 1 for HTTP/1.1, 0 for
-/// HTTP/1.0. A message with both kinds of framing may have come from two senders that read it differently.
-pub(crate) fn keeps_alive(headers: &HeaderMap, version: u8) -> bool {
-    let has = |option: &[u8]| {
-        let mut options = headers.get_all(header::CONNECTION).iter().flat_map(list);
-        options.any(|sent| sent.eq_ignore_ascii_case(option))
-    };
-    let is_ambiguous = headers.contains_key(header::TRANSFER_ENCODING)
-        && headers.contains_key(header::CONTENT_LENGTH);
-    !is_ambiguous && !has(b"close") && (version == 1 || has(b"keep-alive"))
+/// The options in the field `Connection` of a message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ConnectionOptions {
+    closes: bool,
+    keeps_alive: bool,
+}
+
+impl ConnectionOptions {
+    /// Reads one of these fields.
+    pub(crate) fn read(&mut self, value: &[u8]) {
+        for option in list(value) {
+            self.closes |= option.eq_ignore_ascii_case(b"close");
+            self.keeps_alive |= option.eq_ignore_ascii_case(b"keep-alive");
+        }
+    }
+
+    /// Whether the connection stays open after the message, by its version: 1 for HTTP/1.1, 0 for HTTP/1.0.
+    pub(crate) fn keeps_alive(self, version: u8) -> bool {
+        !self.closes && (version == 1 || self.keeps_alive)
+    }
 }
 
 /// The elements of a comma-separated value.
-pub(crate) fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+pub(crate) fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
