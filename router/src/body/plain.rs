@@ -34,16 +34,15 @@ impl PlainBody {
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
+        let had_ended = self.frames.has_ended();
         let failure = match self.frames.poll_next(cx) {
-            Poll::Ready(Some(Ok((bytes, _)))) => {
-                record_end(&mut self.frames);
-                return Poll::Ready(Some(Ok(bytes)));
-            }
-            Poll::Ready(None) => {
-                record_end(&mut self.frames);
-                return Poll::Ready(None);
-            }
             Poll::Ready(Some(Err(error))) => Failure::Broken(error),
+            Poll::Ready(next) => {
+                if !had_ended {
+                    record_end(&mut self.frames);
+                }
+                return Poll::Ready(next.and_then(Result::ok).map(|(bytes, _)| Ok(bytes)));
+            }
             Poll::Pending => {
                 ready!(self.job.timer.poll(self.job.deadline, cx));
                 Failure::Timeout
