@@ -273,7 +273,7 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="DP attention: the --tp-size ranks share one copy of the routed experts, and form --dp-size workers (DP ranks) "
         "with requests, attention and KV cache of their own, of equally many ranks; they start and end together; for models "
-        "with routed experts, on one machine",
+        "with routed experts",
     )
     group.add_argument(
         "--router-dp-worker-base-port",
