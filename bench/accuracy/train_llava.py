@@ -61,9 +61,8 @@ class Trained(nn.Module):
         """Returns the embeddings [B, rows, hidden] of the pictures of each problem."""
         model = self.whole.model
         problems, tiles = asked.tiles.shape[:2]
-        pixels = (
-            asked.tiles.flatten(0, 1).float() / 127.5 - 1
-        )  # mean and deviation 0.5, as in SigLIP's config
+        # Mean and deviation 0.5, as in SigLIP's config
+        pixels = asked.tiles.flatten(0, 1).float() / 127.5 - 1
         tower = model.vision_tower(pixels, output_hidden_states=True)
         features = model.multi_modal_projector(tower.hidden_states[-1])
         newline = model.image_newline.to(features.dtype).expand(problems, 1, -1)

@@ -93,9 +93,8 @@ def scores(server: Server) -> None:
     scored = answer.choices[0].logprobs
     assert scored.token_logprobs[0] is None
     assert len(scored.tokens) == answer.usage.total_tokens
-    of_prompt = scored.tokens[
-        : answer.usage.prompt_tokens
-    ]  # of the answer, including parts of characters
+    # Of the answer, including parts of characters
+    of_prompt = scored.tokens[: answer.usage.prompt_tokens]
     assert "".join(of_prompt).endswith("Once"), of_prompt  # a BOS token is before it
     assert answer.choices[0].text.startswith("Once")
 

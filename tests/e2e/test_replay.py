@@ -182,9 +182,8 @@ def assert_continues(path: str, rest: list[Event], expected: list[Event], where:
     for index in {index_of(event) for event in [*rest, *expected]}:
         ours = [event for event in rest if index_of(event) == index]
         theirs = [event for event in expected if index_of(event) == index]
-        if (
-            path == "/generate"
-        ):  # repeats the answer in each event; the number of events depends on time
+        # It repeats the answer in each event; the number of events depends on time
+        if path == "/generate":
             ours, theirs = ours[-1:], theirs[-1:]
         assert_same([e.body for e in ours], [e.body for e in theirs], f"{where}, choice {index}")
 
@@ -223,9 +222,8 @@ async def run(requests: int, urls: list[str]) -> dict[str, int]:
             seen["begun" if not given["choices"] else "middle"] += 1
             ends = [choice["finish_reason"] is not None for choice in given["choices"]]
             seen["finished" if ends and all(ends) else "unfinished"] += 1
-            if (
-                len(rest) > 1 + has_usage
-            ):  # continued again on the first worker, with a cached prefix
+            # Continued again on the first worker, with a cached prefix
+            if len(rest) > 1 + has_usage:
                 recut = rng.randint(1, len(rest) - has_usage)
                 given = again.after(recut, given)
                 third = await stream(http, first + path, body, continuation=given)

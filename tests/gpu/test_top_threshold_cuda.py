@@ -37,9 +37,8 @@ def test_the_same_tokens_stay_as_on_the_cpu(rows: int, vocab_size: int, dtype: t
     differ = (wide >= threshold.cpu()[:, None]) != (wide >= want[:, None])
     # In a flat tail, sums in another order reach top_p some tokens sooner or later.
     kept = (wide >= want[:, None]).sum(dim=-1)
-    first = (
-        wide == torch.maximum(want, threshold.cpu())[:, None]
-    )  # equal logits stay or go together
+    # Equal logits stay or go together
+    first = wide == torch.maximum(want, threshold.cpu())[:, None]
     assert (differ.sum(dim=-1) <= first.sum(dim=-1) * 4 + kept // 1000).all()
 
 

@@ -162,9 +162,8 @@ def computed(memory: Memory, tokens: list[int], max_tokens: int = 1) -> Request:
 def test_pages_behind_a_window_are_spare_until_they_are_needed() -> None:
     memory = window_memory(20, window=8)
     first = computed(memory, list(range(40)))  # 10 pages and 10 window pages
-    assert (
-        memory.room == 8
-    )  # the next token reads the window pages of 7 tokens before it, which are 2
+    # The next token reads the window pages of 7 tokens before it, which are 2
+    assert memory.room == 8
     second = computed(memory, [90, 91, 92, 93, 94])
     memory.check([first, second])
     assert memory.room == 4

@@ -180,9 +180,8 @@ def test_web_pages_of_other_sites_may_send_nothing(
     worker: FakeWorker, locked: FakeWorker, headers: dict[str, str]
 ) -> None:
     for method, path in [*ADMIN, ("POST", "/generate")]:
-        status, _, body = ask(
-            worker, method, path, b"{}", headers
-        )  # without a type, as from a blob
+        # Without a type, as from a blob
+        status, _, body = ask(worker, method, path, b"{}", headers)
         assert status == 403, path
         assert body["error"]["code"] in ("origin_not_allowed", "host_not_allowed")
     assert ask(worker, "GET", "/health", None, headers)[0] == 200

@@ -23,9 +23,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    names: list[
-        str
-    ]  # kernel names of the nodes, mangled if they are C++; "" for nodes of another type
+    # Kernel names of the nodes, mangled if they are C++; "" for nodes of another type
+    names: list[str]
     edges: list[Edge]
 
     def named(self, *names: str) -> list[int]:

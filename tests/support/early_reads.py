@@ -20,9 +20,8 @@ ENTRY_PARAMETER = re.compile(r"\.param\s+([^,()]*?)\b(\w+_param_(\d+))\b")
 LOCAL = r"(?!\S*\.(shared|param|local)\b)"
 WRITES = re.compile(rf"(st|atom|red|ret|exit|trap|call)\b{LOCAL}")
 READS = re.compile(rf"(ld|ldu|cp)\b{LOCAL}")
-COPIES = re.compile(
-    r"cp\.(async|reduce)\b"
-)  # to shared memory or from it, whose names come later in the opcode
+# To shared memory or from it, whose names come later in the opcode
+COPIES = re.compile(r"cp\.(async|reduce)\b")
 NEAR_READS = re.compile(r"(ld|atom)\.(shared|global|local)")
 JUMP_TABLE = re.compile(r"(\$\w+):\s*\.branchtargets\s([^;]*);")
 NO_ACCESS = re.compile(r"cp\.async\.(bulk\.)?(commit|wait|mbarrier)")
@@ -31,9 +30,8 @@ NO_ACCESS = re.compile(r"cp\.async\.(bulk\.)?(commit|wait|mbarrier)")
 @dataclass(frozen=True)
 class Order:
     waits: bool  # on every path before memory that others see is written, or the kernel left or stopped
-    early: frozenset[
-        int | None
-    ]  # parameters whose memory is read before; None: an address of unknown origin
+    # Parameters whose memory is read before; None: an address of unknown origin
+    early: frozenset[int | None]
 
 
 @dataclass(frozen=True)

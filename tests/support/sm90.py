@@ -52,9 +52,8 @@ class Report:
     waits: bool  # for that kernel to end, before it writes or leaves, on every path
     # Arguments whose memory is read before the wait; UNKNOWN: an address of unknown origin
     reads_early: list[str]
-    may_read_early: list[
-        str
-    ]  # declared by `reads_early` in `pdl.py`, for the constants of this launch
+    # Declared by `reads_early` in `pdl.py`, for the constants of this launch
+    may_read_early: list[str]
 
     @property
     def reads_ahead(self) -> bool:

@@ -79,9 +79,8 @@ class _Grammar:
                 self.rules[name] = [tuple(_TERM.findall(sequence)) for sequence in sequences]
         self._fixed = {"root", *re.findall(r"\w+", "\n".join(self.others))}
         self._names = set(re.findall(r"\w+", ebnf))
-        self._users: dict[str, set[str]] = defaultdict(
-            set
-        )  # rules that refer or referred to a rule
+        # Rules that refer or referred to a rule
+        self._users: dict[str, set[str]] = defaultdict(set)
         for name in self.rules:
             self._note(name)
 

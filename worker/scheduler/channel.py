@@ -46,12 +46,10 @@ class ZmqChannel:
         self._inbox = self._context.socket(zmq.PULL)
         self._outboxes = [self._context.socket(zmq.PUSH) for _ in range(num_servers)]
         for socket in (self._inbox, *self._outboxes):
-            socket.setsockopt(
-                zmq.LINGER, 100
-            )  # ms; the servers do not wait longer for a scheduler that exits
-            socket.setsockopt(
-                zmq.SNDHWM, 0
-            )  # never block or drop: the servers limit their requests
+            # In ms; the servers do not wait longer for a scheduler that exits
+            socket.setsockopt(zmq.LINGER, 100)
+            # Never block or drop: the servers limit their requests
+            socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(scheduler_socket(folder))
         self._arrivals = zmq.Poller()

@@ -29,15 +29,12 @@ class StepMasks:
     """The token bitmasks of a step, and further results of its grammars."""
 
     masks: TokenMasks | None = None
-    most: list[tuple[Request, int]] = field(
-        default_factory=list
-    )  # most tokens that the step gives to each request with bitmasks
-    stuck: list[tuple[Request, Problem]] = field(
-        default_factory=list
-    )  # requests that cannot continue
-    forced: list[tuple[Request, list[int]]] = field(
-        default_factory=list
-    )  # tokens without an alternative
+    # Most tokens that the step gives to each request with bitmasks
+    most: list[tuple[Request, int]] = field(default_factory=list)
+    # Requests that cannot continue
+    stuck: list[tuple[Request, Problem]] = field(default_factory=list)
+    # Tokens without an alternative
+    forced: list[tuple[Request, list[int]]] = field(default_factory=list)
 
 
 class GrammarRequests:

@@ -81,9 +81,8 @@ class Planner:
         """Jump-forward: the next step of `request` computes all of `run`, the tokens that its grammar forces. The step
         that has just been sampled gives the first of them. Returns the other tokens; none if the request takes them
         one by one."""
-        if (
-            not self.mix or not request.may_jump
-        ):  # without mixed steps all other requests would wait for it
+        # Without mixed steps all other requests would wait for it
+        if not self.mix or not request.may_jump:
             return []
         following = request.jump(run)
         if request.state is State.PREFILL:

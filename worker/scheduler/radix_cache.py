@@ -45,9 +45,8 @@ class RadixCache:
 
     def root(self, salt: str) -> Node:
         if salt not in self._roots:
-            if (
-                len(self._roots) >= self._roots_limit
-            ):  # clients choose salts, so their number is limited
+            # Clients choose salts, so their number is limited
+            if len(self._roots) >= self._roots_limit:
                 self._roots = {k: v for k, v in self._roots.items() if v.children or v.locks}
                 self._roots_limit = 2 * len(self._roots) + 16
             self._roots[salt] = Node(parent=None)

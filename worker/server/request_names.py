@@ -16,12 +16,13 @@ from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.ipc.peers import Peers
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 
+# Of the ids in answers of the OpenAI and Anthropic endpoints
 PREFIXES = (
     "chatcmpl-",
     "cmpl-",
     "resp_",
     "msg_",
-)  # of the ids in answers of the OpenAI and Anthropic endpoints
+)
 
 
 MAX_LENGTH = 256

@@ -12,9 +12,8 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import TooManyRequests
 from mla_router.worker.server.requests.backlog import check_backlog
 
-LIMITS = Ready(
-    4096, 16, 8, 1024, 100, "cpu", "float32", "float32", "torch"
-)  # eight running requests
+# Eight running requests
+LIMITS = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "float32", "torch")
 
 
 def check(requests: int = 1, *, running: int = 0, waiting_s: float = 0.0, **flags: Any) -> None:

@@ -23,10 +23,11 @@ from mla_router.worker.engine.attention.triton import TritonAttention, TritonBac
 from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
 _WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
+# Of keys and of values: the kernel supports only these, which are DeepSeek's
 HEAD_WIDTHS = (
     192,
     128,
-)  # of keys and of values: the kernel supports only these, which are DeepSeek's
+)
 # FlashInfer requires it for split keys, which `fa3` does not have.
 _WORKSPACE_BYTES = 16 << 20
 
@@ -44,9 +45,8 @@ class FlashInferBackend(AttentionBackend):
         kv_cache_dtype: torch.dtype,
     ) -> None:
         """Loads the kernel, or compiles it at its first use on this machine. `spec` must be supported."""
-        self.ours = TritonBackend(
-            spec, device, dtype, kv_cache_dtype
-        )  # for all attention but prefill
+        # For all attention but prefill
+        self.ours = TritonBackend(spec, device, dtype, kv_cache_dtype)
         self._wrappers = RaggedWrappers(spec.num_heads, dtype, device)
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)

@@ -27,9 +27,8 @@ class DraftStep:
     hidden_states: Tensor  # [T, hidden_size], the input of the head
     rows: Tensor | None  # [R] int64, the sampled rows; None: the first ones
     tokens: Tensor  # [R] int64, the tokens of the sampled rows
-    last: (
-        Tensor | None
-    )  # [S] int64, the sampled row with the last token of each slot; None: R == S, its own row
+    # [S] int64, the sampled row with the last token of each slot; None: R == S, its own row
+    last: Tensor | None
     path: Tensor | None  # with a tree: of each slot the accepted nodes, as of `accept_tree`
     source: ForwardBatch | DecodeGraph | None  # the T rows, or the graph of T rows that ran them
 

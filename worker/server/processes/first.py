@@ -146,9 +146,8 @@ class _Worker:
             for task in (starting, watching, *deaths, stop, drain):
                 task.cancel()
             if not all(rank.is_running for rank in self._ranks):
-                for (
-                    rank
-                ) in self._ranks:  # a rank that waits for a dead rank would not stop by itself
+                # A rank that waits for a dead rank would not stop by itself
+                for rank in self._ranks:
                     rank.kill()
 
     async def _start(self, directory: Path) -> None:

@@ -16,9 +16,8 @@ from triton.language.core import _aggregate as aggregate
 @aggregate
 class Ring:
     tiles: gl.shared_memory_descriptor  # [COUNT, rows, width]
-    others: (
-        gl.shared_memory_descriptor
-    )  # the second part of the same rows; `tiles` if there is none
+    # The second part of the same rows; `tiles` if there is none
+    others: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor  # [COUNT, 1]
     empty: gl.shared_memory_descriptor
 

@@ -18,9 +18,8 @@ class TextLogprobs:
     """Collects the tokens of an answer, and returns them with their content."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[int, list[TokenLogprob]]] = (
-            deque()
-        )  # with the offsets of their text
+        # With the offsets of their text
+        self._tokens: deque[tuple[int, list[TokenLogprob]]] = deque()
         self._end = 0  # length of the answer's text so far, in characters
 
     def add(self, text: str, tokens: Sequence[TokenLogprob]) -> None:
