@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe.align import moe_align
+from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import (
     Plus,
     moe_experts,
@@ -79,7 +80,7 @@ def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
     plus = 2 * x
     expected = in_float64(x, *experts, weights, ids) + plus.double()
-    got = through_experts(x, experts, weights, ids, lambda: plus).double()
+    got = through_experts(x, experts, weights, ids, lambda: Term(plus)).double()
     assert (got - expected).norm() < 4e-3 * expected.norm()
 
 
@@ -153,9 +154,9 @@ def test_captured_and_replayed_with_other_routing(
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
 
     def step() -> Tensor:
-        shared = beside(x, torch.sin)
+        sines = beside(x, torch.sin)
         weights, ids = moe_routing(logits, ROUTING)
-        return through_experts(x, experts, weights, ids, shared)
+        return through_experts(x, experts, weights, ids, lambda: Term(sines()))
 
     step()
     graph = torch.cuda.CUDAGraph()

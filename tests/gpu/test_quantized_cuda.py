@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.hopper_ring import padded_rows
 from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.quantize import (
@@ -182,7 +183,7 @@ def test_experts(dtype: torch.dtype, block: tuple[int, int] | None) -> None:
         weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
         plus = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
         with forbid_waiting():
-            got = moe_experts(x, gate_up, down, weights, ids, lambda plus=plus: plus)  # type: ignore[misc]
+            got = moe_experts(x, gate_up, down, weights, ids, lambda plus=plus: Term(plus))  # type: ignore[misc]
         expected = in_float64(x, gate_up, down, weights, ids) + plus
         error = relative_error(got, expected)
         # Two roundings of activations from two tokens on

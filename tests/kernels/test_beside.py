@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.beside import Fork, beside
 
 
 def test_result() -> None:
@@ -16,6 +16,7 @@ def test_result() -> None:
         return x * 2
 
     x = torch.arange(6.0).view(3, 2)
-    result = beside(x, work)
-    assert torch.equal(result(), x * 2)
-    assert len(calls) == 1
+    for start in (lambda: beside(x, work), lambda: Fork(x).start(work)):
+        result = start()
+        assert torch.equal(result(), x * 2)
+    assert len(calls) == 2

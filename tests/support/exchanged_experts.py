@@ -14,6 +14,7 @@ from mla_router.worker.kernels.quantize import GROUP, quantize_rows_torch
 from mla_router.worker.kernels.weight import RowForm
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
 from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.moe import MixtureOfExperts
@@ -22,10 +23,10 @@ FORM = RowForm(plain=False, quantized=torch.float8_e4m3fn)
 
 
 def sent_quantized(group: Group, folder: Path, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the results of own rows, each rank with all experts, and those that separate ops of this process give. The rows
-    are sent quantized, as on GPUs with quantized experts."""
+    """Returns the results of own rows, each rank with all routed experts, and those that separate ops of this process give.
+    The rows are sent quantized, as on GPUs with quantized experts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MixtureOfExperts, "row_form", lambda _layer, _rows: FORM)
+        patch.setattr(Experts, "row_form", lambda _layer, _rows: FORM)
         return _results(group, folder, tuple(counts))
 
 
@@ -48,14 +49,16 @@ def _results(group: Group, folder: Path, counts: tuple[int, ...]) -> tuple[Tenso
         else:
             experts.serve(exchange)
             result = rows
-        expected = _alone(experts, norm, rows + residual) if len(rows) else rows
-        return result, group.size * expected
+        return result, _alone(experts, norm, rows + residual, group.size)
 
 
-def _alone(experts: MixtureOfExperts, norm: RMSNorm, rows: Tensor) -> Tensor:
+def _alone(experts: MixtureOfExperts, norm: RMSNorm, rows: Tensor, ranks: int) -> Tensor:
+    """The shared experts take own rows, which are not sent."""
+    if not len(rows):
+        return rows
     normed = norm(rows)
     weights, ids = experts.gate(normed)
     rounded = quantize_rows_torch(normed, torch.float8_e4m3fn, GROUP).dense()
     assert experts.shared_experts is not None
-    shared = experts.shared_experts(rounded)
-    return experts.experts(rounded, weights, ids, lambda: shared)
+    shared: Tensor = experts.shared_experts(normed)
+    return ranks * experts.experts(rounded, weights, ids) + shared

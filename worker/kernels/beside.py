@@ -21,20 +21,40 @@ def beside(x: Activations, work: Callable[[Activations], Tensor]) -> Callable[[]
     Few rows on a GPU run on a second stream. Memory that `work` allocates is reused only by work that is launched
     after the wait.
     """
-    if not x.is_cuda or x.shape[0] > MAX_ROWS:
-        done = work(x)
-        return lambda: done
-    stream = _second_stream(x.device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        result = work(x)
+    if x.is_cuda and x.shape[0] <= MAX_ROWS:
+        return Fork(x).start(work)
+    done = work(x)
+    return lambda: done
 
-    def joined(_read: Activations = x) -> Tensor:
-        """Keeps a reference to `x`: its memory must not be reused while the second stream reads it."""
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
 
-    return joined
+class Fork:
+    """A point of the current stream, behind which work on any number of rows `x` may start on a second stream.
+
+    The work does not wait for kernels that are launched between fork and start. An exchange with other ranks belongs
+    there: it is first to get the few multiprocessors that it needs.
+    """
+
+    def __init__(self, x: Activations) -> None:
+        self._x = x
+        self._event = torch.cuda.current_stream().record_event() if x.is_cuda else None
+
+    def start(self, work: Callable[[Activations], Tensor]) -> Callable[[], Tensor]:
+        """Starts work(x), as `beside` does."""
+        x, event = self._x, self._event
+        if event is None:
+            done = work(x)
+            return lambda: done
+        stream = _second_stream(x.device)
+        stream.wait_event(event)
+        with torch.cuda.stream(stream):
+            result = work(x)
+
+        def joined(_read: Activations = x) -> Tensor:
+            """Keeps a reference to `x`: its memory must not be reused while the second stream reads it."""
+            torch.cuda.current_stream().wait_stream(stream)
+            return result
+
+        return joined
 
 
 @cache

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.comm.group import Group
-from mla_router.worker.kernels.quantize import ROWS_OF_LIBRARY
 from mla_router.worker.kernels.weight import Quantized, RowForm
 
 
@@ -31,6 +30,11 @@ class Exchange(NamedTuple):
         """Whether there are other DP ranks."""
         return self.group.size > 1
 
+    @property
+    def first(self) -> int:
+        """The first of own rows among those of all ranks."""
+        return sum(self.counts[: self.group.rank])
+
     def gather(self, rows: Tensor) -> Tensor:
         """Returns the rows [S, ...] of all ranks. `rows` [T, ...]."""
         return self.group.gather_rows(rows, self.counts)
@@ -44,19 +48,16 @@ class Exchange(NamedTuple):
     def sends_quantized(self, rows: Tensor, form: RowForm) -> bool:
         """Whether rows are sent quantized that the products take in `form`. `rows` [T, N]. The same on all ranks.
 
-        Our own kernels for few rows send no single bytes, and cuBLAS's products need whole groups of rows."""
-        is_whole = sum(self.counts) % ROWS_OF_LIBRARY == 0
+        Our own kernels for few rows send no single bytes."""
         quantized = form.quantized is not None and not form.plain
-        return quantized and is_whole and not self.group.gathers_few(rows, self.counts)
+        return quantized and not self.group.gathers_few(rows, self.counts)
 
     def gather_quantized(self, rows: Quantized, logits: Tensor) -> tuple[Quantized, Tensor]:
         """Returns rows [S, N] and the gate's logits [S, E] of all ranks. `rows` [T, N], `logits` [T, E]."""
         values, scales, logits = self.group.gather_together(
             (rows.values.view(torch.uint8), rows.scales.contiguous(), logits), self.counts
         )
-        # The scales of a group of columns next to each other, as of `quantize_rows`
-        columns = scales.t().contiguous().t()
-        return Quantized(values.view(rows.values.dtype), columns, rows.group, rows.dtype), logits
+        return Quantized(values.view(rows.values.dtype), scales, rows.group, rows.dtype), logits
 
 
 NO_EXCHANGE = Exchange()  # without other DP ranks and idle rows

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.beside import Fork, beside
 from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import Plus
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.shared import SharedWeights
@@ -40,8 +43,12 @@ class MixtureOfExperts(FeedForward):
         return out
 
     def exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
-        """Returns `forward` of the rows of all DP ranks, summed over them, for own rows [T, hidden_size]."""
-        return exchange.scatter(self(exchange.gather(hidden_states), exchange.out_cache_loc))
+        """Returns `forward` of own rows [T, hidden_size], with the routed experts of all DP ranks."""
+        fork = Fork(hidden_states)
+        rows = exchange.gather(hidden_states)
+        shared = self.shared_of_own(fork, hidden_states, exchange)
+        weights, ids = self.gate(rows, exchange.out_cache_loc)
+        return exchange.scatter(self.experts(rows, weights, ids, shared))
 
     def serve(self, exchange: Exchange) -> None:
         if not exchange.is_needed:
@@ -62,7 +69,18 @@ class MixtureOfExperts(FeedForward):
         weights = SharedWeights(layer.gate_up_proj.operand, layer.down_proj.operand)
         if self.experts.takes(weights, hidden_states):
             return weights
-        return beside(hidden_states, layer)
+        rows = beside(hidden_states, layer)
+        return lambda: Term(rows())
+
+    def shared_of_own(
+        self, fork: Fork, hidden_states: Activations, exchange: Exchange
+    ) -> Callable[[], Term] | None:
+        """Starts the shared experts of own rows, which were at `fork`. They are a term of this rank's results for these rows,
+        so the sum over the ranks has it once."""
+        if self.shared_experts is None or not hidden_states.shape[0]:
+            return None
+        rows = fork.start(self.shared_experts)
+        return lambda: Term(rows(), exchange.first)
 
     # ---- Fast path ----
 
@@ -99,14 +117,15 @@ class MixtureOfExperts(FeedForward):
 
     def exchanged_quantized(self, rows: Quantized, logits: Tensor, exchange: Exchange) -> Tensor:
         """`exchanged` with quantized rows and the gate's logits of own rows."""
-        rows, logits = exchange.gather_quantized(rows, logits)
-        shared = self.shared(rows)
+        fork = Fork(rows)
+        rows_of_all, logits = exchange.gather_quantized(rows, logits)
+        shared = self.shared_of_own(fork, rows, exchange)
         weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
-        return exchange.scatter(self.experts(rows, weights, ids, shared))
+        return exchange.scatter(self.experts(rows_of_all, weights, ids, shared))
 
     def form_of_all(self, exchange: Exchange) -> RowForm:
-        """Returns `row_form` of as many rows as all ranks of `exchange` have."""
-        return self.row_form(self.gate.weight[:1].expand(sum(exchange.counts), -1))
+        """Returns the form in which the routed experts take the rows of all ranks of `exchange`."""
+        return self.experts.row_form(self.gate.weight[:1].expand(sum(exchange.counts), -1))
 
     def row_form(self, hidden_states: Tensor) -> RowForm:
         """Returns the form in which the experts take rows. The gate takes plain ones."""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.down_gemm import MANY_ROWS
 from mla_router.worker.kernels.moe.experts import (
     Plus,
@@ -201,7 +202,7 @@ def test_idle_rows_and_experts_of_other_ranks_are_not_read(
     expected[~idle] += one_by_one(x[~idle], gate_up, down, weights[~idle], ids[~idle])
     unread = sorted(set(range(experts)) - set(ids.flatten().tolist()))
     gate_up[unread], down[unread] = float("nan"), float("nan")
-    added: Plus = lambda: plus
+    added: Plus = lambda: Term(plus)
     if shares:
         if tiling and not takes_shared_experts(tiling, tokens):
             return
@@ -224,12 +225,13 @@ def test_idle_rows_and_experts_of_other_ranks_are_not_read(
 @pytest.mark.parametrize("tiling", [None, *TILINGS[:2]], ids=["torch", "rows1", "rows16"])
 def test_plus_is_added(tiling: MoeTiling | None) -> None:
     inputs = drawn(5, 4, 2, seed=6, hidden=40, width=24)
-    plus = torch.randn(5, 40, generator=torch.Generator().manual_seed(7))
+    plus = Term(torch.randn(2, 40, generator=torch.Generator().manual_seed(7)), first=1)
     if tiling is None:
         got = plain_experts(*inputs, lambda: plus)
     else:
         got = moe_experts_triton(*inputs, lambda: plus, tiling=tiling)
-    expected = one_by_one(*inputs) + plus
+    expected = one_by_one(*inputs)
+    expected[1:3] += plus.rows
     torch.testing.assert_close(
         got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
     )
@@ -319,7 +321,7 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling, *, share
         meta(shape.experts, shape.hidden, shape.width),
         meta(tokens, top_k, dtype=torch.float32),
         meta(tokens, top_k, dtype=torch.int32),
-        shared if shares else lambda: meta(tokens, shape.hidden),
+        shared if shares else lambda: Term(meta(tokens, shape.hidden)),
         tiling=tiling,
     )
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.quantized_experts import (
     hopper_rows,
@@ -77,7 +78,7 @@ def test_experts(case: tuple[int, MoeTiling, torch.dtype, float], by_row: bool) 
         device=DEVICE,
     )
     ids = ids.int().to(DEVICE)
-    got = quantized_experts(x, gate_up, down, weights, ids, lambda: plus, tiling=tiling)
+    got = quantized_experts(x, gate_up, down, weights, ids, lambda: Term(plus), tiling=tiling)
     expected = in_float64(x, numbers(gate_up), numbers(down), weights, ids)
     assert relative_error(got, expected + plus) < limit
 

@@ -145,8 +145,8 @@ def test_models_that_cannot_be_divided(
         part(tmp_path, 0, size, expert_parts, block)
 
 
-def test_dp_ranks_divide_layers_of_experts_alone(tmp_path: Path) -> None:
-    """Rank 3 of 4, which are two DP ranks: heads and dense columns are halves, shared columns quarters."""
+def test_dp_ranks_divide_routed_experts_alone(tmp_path: Path) -> None:
+    """Rank 3 of 4, which are two DP ranks: heads and columns are halves, experts quarters."""
     write_config(tmp_path, "v3")
     model = build_model(read_config(tmp_path))
     divide(model, Groups(attention=Position(1, 2), exchange=Position(1, 2)), expert_parts=2)
@@ -154,7 +154,7 @@ def test_dp_ranks_divide_layers_of_experts_alone(tmp_path: Path) -> None:
     assert shapes(model, "q_b_proj") == {(48, 24)}
     assert shapes(model, "layers.0.mlp.gate_up_proj") == {(96, 64)}
     assert shapes(model, "lm_head") == {(model.config.vocab_size // 2, 64)}
-    assert shapes(model, "mlp.shared_experts.gate_up_proj") == {(16, 64)}
+    assert shapes(model, "mlp.shared_experts.gate_up_proj") == {(32, 64)}
     assert shapes(model, "mlp.experts.down_proj") == {(4, 64, 16)}
     table = model.model.layers[1].mlp.gate.table  # the second half of the experts
     assert table.tolist() == [[-1], [-1], [-1], [-1], [0], [1], [2], [3]]

@@ -1,7 +1,7 @@
 """The groups of a rank, if the ranks that share a model divide its parts in different ways.
 
 The `size` ranks are `dp_size` DP ranks of consecutive ranks each. The ranks of a DP rank have the same rows and divide
-attention, dense layers and the head. All ranks together divide the layers of experts, and exchange their rows there.
+all but the routed experts. All ranks together divide those, and exchange their rows there.
 """
 
 from __future__ import annotations

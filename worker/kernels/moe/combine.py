@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
@@ -16,16 +18,34 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 READS_ALL = 64
 
 
-def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Returns the sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k], [T, N], plus `plus`
-    [T, N], contiguous. A row with weight 0 may have any content."""
+class Term(NamedTuple):
+    """A term of the sums of R successive tokens."""
+
+    rows: Tensor  # [R, N], contiguous
+    first: int = 0  # token of the first row
+
+    def padded(self, tokens: int) -> Tensor:
+        """Returns the term of `tokens` tokens: zeros for those that have none."""
+        behind = tokens - self.first - len(self.rows)
+        return (
+            functional.pad(self.rows, (0, 0, self.first, behind))
+            if self.first or behind
+            else self.rows
+        )
+
+
+def combine(rows: Tensor, weights: Tensor, plus: Term | None = None) -> Tensor:
+    """Returns the sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k], [T, N], plus `plus`. A row
+    with weight 0 may have any content."""
     tokens, top_k = weights.shape
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)
     _combine[(tokens, triton.cdiv(hidden, 512))](
         rows,
         weights,
-        plus,
+        plus and plus.rows,
+        plus.first if plus else 0,
+        len(plus.rows) if plus else 0,
         out,
         TOP_K=top_k,
         HIDDEN=hidden,
@@ -37,20 +57,22 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
     return out
 
 
-def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
+def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Term] | None = None) -> Tensor:
     """Returns plus() + the sum over k of weights[t, k] * rows[t, k], [T, N], in float32, then rounded to the dtype
     of rows [T, K, N]."""
     total = torch.einsum("tkn,tk->tn", rows.float(), weights)
     if plus is not None:
-        total += plus()
+        total += plus().padded(len(total))
     return total.to(rows.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count"])
 def _combine(
     rows,
     weights,
     plus,
+    first,
+    count,
     out,
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -69,5 +91,7 @@ def _combine(
         row = tl.load(rows + pair * HIDDEN + n, n < wanted, other=0.0).to(tl.float32)
         total += tl.where(share == 0, 0.0, share * row)
     if plus is not None:
-        total += tl.load(plus + token * HIDDEN + n, inside, other=0.0).to(tl.float32)
+        own = token - first
+        has_term = (own >= 0) & (own < count)
+        total += tl.load(plus + own * HIDDEN + n, inside & has_term, other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)

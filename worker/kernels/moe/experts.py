@@ -19,7 +19,7 @@ from torch.nn import functional
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.combine import combine, weighted_sum
+from mla_router.worker.kernels.moe.combine import Term, combine, weighted_sum
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
@@ -37,8 +37,8 @@ from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
 _ROW_BYTES = 16
 
-# A term for all tokens: a function that returns it, or the weights of the shared experts
-Plus = Callable[[], Tensor] | SharedWeights | None
+# A function that returns a term, or the weights of shared experts of all tokens
+Plus = Callable[[], Term] | SharedWeights | None
 
 
 def moe_experts(
@@ -56,7 +56,7 @@ def moe_experts(
     x [T, N], gate_up [E, 2I, N], down [E, N, I], the plain ones of one dtype; weights [T, K] float32, ids [T, K]
     int32, distinct within a token. Id -1 with weight 0 stands for no expert. The sum is in float32 and in the order
     of k, so that a token's result does not depend on the other tokens of the batch (only on their number, by which
-    the tiling is chosen). `plus` is a function whose result is [T, N] in x's dtype. It is called as late as
+    the tiling is chosen). `plus` is a function whose result has rows in x's dtype. It is called as late as
     possible: it may wait for work that runs beside. Where `takes_shared`, `plus` may be weights. `total` is the number of
     experts of all ranks, among which a token chooses; by default E.
 
@@ -132,7 +132,7 @@ def moe_experts_triton(
     if tiling.rows == 1:
         shared = plus if isinstance(plus, SharedWeights) else None
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up.values)
-        added = plus() if callable(plus) else None
+        added = plus().padded(tokens) if callable(plus) else None
         return down_pairs(
             gated, down, weights, ids, tiling.down, added, shared and shared.down.values
         )
@@ -142,8 +142,8 @@ def moe_experts_triton(
         x, gate_up, blocks, tiling.gate_up, shared and shared.gate_up.values
     )
     rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down.values)
-    added = rows[ids.numel() :] if shared else plus() if callable(plus) else None
-    return combine(rows, weights, added)
+    of_shared = Term(rows[ids.numel() :]) if shared else None
+    return combine(rows, weights, plus() if callable(plus) else of_shared)
 
 
 def moe_experts_torch(
@@ -182,6 +182,6 @@ def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
-def _shared_torch(x: Tensor, shared: SharedWeights) -> Tensor:
+def _shared_torch(x: Tensor, shared: SharedWeights) -> Term:
     gate_up, down = (weight.dense(x.dtype).values for weight in shared)
-    return functional.linear(silu_and_mul(functional.linear(x, gate_up)), down)
+    return Term(functional.linear(silu_and_mul(functional.linear(x, gate_up)), down))

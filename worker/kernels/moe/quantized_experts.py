@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.combine import combine, weighted_sum
+from mla_router.worker.kernels.moe.combine import Term, combine, weighted_sum
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
 from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
     NUM_WARPS,
@@ -84,7 +84,7 @@ def quantized_experts(
     down: Weight,
     weights: Tensor,
     ids: Tensor,
-    plus: Callable[[], Tensor] | None = None,
+    plus: Callable[[], Term] | None = None,
     *,
     shared: SharedWeights | None = None,
     total: int | None = None,
@@ -99,7 +99,7 @@ def quantized_experts(
         x = dense_rows(x).contiguous()
         first, second = shared or (None, None)
         products = gate_up_pairs_quantized(x, gate_up, ids, tiling.gate_up, first)
-        added = plus() if plus else None
+        added = plus().padded(len(ids)) if plus else None
         return down_pairs_quantized(products, down, weights, ids, tiling.down, added, second)
     assert shared is None, f"shared experts of {len(ids)} tokens"
     blocks = blocks_for(ids, experts, tiling.rows)
@@ -120,7 +120,7 @@ def quantized_experts_torch(
     down: Weight,
     weights: Tensor,
     ids: Tensor,
-    plus: Callable[[], Tensor] | None = None,
+    plus: Callable[[], Term] | None = None,
     total: int | None = None,
 ) -> Tensor:
     """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in

@@ -5,9 +5,9 @@ products behind heads and columns, `o_proj` and `down_proj`, take parts of their
 summed: once behind the attention of a layer, and once behind its feed-forward half, where routed and shared experts are
 one sum. Logits are gathered.
 
-With DP attention this holds for the ranks of each DP rank, except for layers of experts. All ranks together divide
-those, shared experts included. Their results are summed over one rank of each DP rank (`model/exchange.py`), and then
-within the DP rank as above.
+With DP attention this holds for the ranks of each DP rank, except for routed experts, which all ranks together divide. The
+results of layers with experts are summed over one rank of each DP rank (`model/exchange.py`), and then within the DP
+rank as above.
 
 All else is the same on every rank. So is the embedding: a divided one would need a sum before the first layer, to save
 little beside the layers' memory.
@@ -139,13 +139,11 @@ def _divide_layers(
 ) -> Placement | None:
     """Divides all of `module`, which has these `layers`. Returns the placement of its experts. Raises ModelError."""
     linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
-    of_mixtures = {linear for mixture in _mixtures(module) for linear in _linears(mixture)}
     placement, stacks = _divide_experts(layers, ranks.experts, placement)
     # All formats count, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
-        share = ranks.every if linear in of_mixtures else ranks.attention
-        _divide_linear(name, linear, block, config, ranks, share, stacks.get(linear))
+        _divide_linear(name, linear, block, config, ranks, stacks.get(linear))
     for part in module.modules():
         if isinstance(part, RMSNorm):
             part.group = groups.attention
@@ -212,12 +210,11 @@ def _divide_linear(
     block: int,
     config: ModelConfig,
     ranks: Ranks,
-    share: Share,
     stack: Members | None,
 ) -> None:
-    """`share`: of this rank in the layer. `stack`: its experts, if the layer is a stack of them."""
+    """`stack`: the experts of this rank, if the layer is a stack of them."""
     whole = linear.shape
-    columns = share if whole.stack is None else ranks.expert_columns
+    columns = ranks.attention if whole.stack is None else ranks.expert_columns
     layers = checkpoint_layers(name, linear)[: len(whole.rows)]
     kinds = [layer.rpartition(".")[2] for layer in layers]
     unknown = set(kinds) - {*OUTPUTS, *INPUTS, *WHOLE}
@@ -236,5 +233,5 @@ def _divide_linear(
             tuple(own(OUTPUTS, part, rows) for part, rows in enumerate(whole.rows)),
             stack,
         ),
-        adds_bias=share.index == 0 or kinds[0] not in INPUTS,
+        adds_bias=ranks.attention.index == 0 or kinds[0] not in INPUTS,
     )

@@ -2,7 +2,7 @@
 
 With tensor parallelism each rank has some of the heads, some columns of each feed-forward layer and some rows of the
 head. With expert parallelism it has some of the routed experts, whole ones if there are as many expert ranks as ranks.
-With DP attention all ranks divide the layers of experts, and the ranks of each DP rank divide everything else.
+With DP attention all ranks divide the routed experts, and the ranks of each DP rank divide everything else.
 """
 
 from __future__ import annotations
@@ -63,13 +63,8 @@ class Ranks(NamedTuple):
         return cls(groups.rank, groups.size, expert_parts, groups.exchange.size)
 
     @property
-    def every(self) -> Share:
-        """The share of a rank in what all ranks divide: shared experts."""
-        return Share(self.rank, self.size)
-
-    @property
     def attention(self) -> Share:
-        """The share in what the ranks of one DP rank divide: attention, dense layers and the head."""
+        """The share in what the ranks of one DP rank divide: all but the routed experts."""
         each = self.size // self.dp_size
         return Share(self.rank % each, each)
 
