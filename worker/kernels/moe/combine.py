@@ -16,6 +16,9 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 # Most tokens whose rows are read before their weights are known. Of more, rows with weight 0 are not read: with expert
 # parallelism they are most rows.
 READS_ALL = 64
+# Of a program. On an H200 sums of 7,168 columns of which one expert in 8 is here take 15.5 us for 1,024 tokens, and 218 for
+# 16,384; programs of 512 columns take 18.5 and 278
+COLUMNS = 1024
 
 
 class Term(NamedTuple):
@@ -27,11 +30,9 @@ class Term(NamedTuple):
     def padded(self, tokens: int) -> Tensor:
         """Returns the term of `tokens` tokens: zeros for those that have none."""
         behind = tokens - self.first - len(self.rows)
-        return (
-            functional.pad(self.rows, (0, 0, self.first, behind))
-            if self.first or behind
-            else self.rows
-        )
+        if not self.first and not behind:
+            return self.rows
+        return functional.pad(self.rows, (0, 0, self.first, behind))
 
 
 def combine(rows: Tensor, weights: Tensor, plus: Term | None = None) -> Tensor:
@@ -40,7 +41,7 @@ def combine(rows: Tensor, weights: Tensor, plus: Term | None = None) -> Tensor:
     tokens, top_k = weights.shape
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)
-    _combine[(tokens, triton.cdiv(hidden, 512))](
+    _combine[(tokens, triton.cdiv(hidden, COLUMNS))](
         rows,
         weights,
         plus and plus.rows,
@@ -49,7 +50,7 @@ def combine(rows: Tensor, weights: Tensor, plus: Term | None = None) -> Tensor:
         out,
         TOP_K=top_k,
         HIDDEN=hidden,
-        BLOCK_N=512,
+        BLOCK_N=COLUMNS,
         READS_ALL=tokens <= READS_ALL,
         num_warps=4,
         **launch_options(),
