@@ -4,7 +4,10 @@
 use std::{
     cell::Cell,
     io,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::{self, JoinHandle, available_parallelism},
 };
 
@@ -26,6 +29,40 @@ pub(crate) fn current() -> usize {
     NUMBER.get()
 }
 
+/// Number of threads: one for each core, up to [`MAX_CORES`].
+static COUNT: LazyLock<usize> =
+    LazyLock::new(|| available_parallelism().map_or(1, usize::from).min(MAX_CORES));
+
+/// A value for each of these threads, and one for all other threads. A value that two cores write moves from cache to
+/// cache, which takes as long as a hundred instructions; so each has cache lines of its own.
+#[derive(Debug)]
+pub(crate) struct PerCore<T>(Box<[OwnLines<T>]>);
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct OwnLines<T>(T);
+
+impl<T: Default> Default for PerCore<T> {
+    fn default() -> Self {
+        Self::new(T::default)
+    }
+}
+
+impl<T> PerCore<T> {
+    pub(crate) fn new(value: impl Fn() -> T) -> Self {
+        Self((0..=*COUNT).map(|_| OwnLines(value())).collect())
+    }
+
+    /// The value of this thread.
+    pub(crate) fn own(&self) -> &T {
+        &self.0[current()].0
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|of_core| &of_core.0)
+    }
+}
+
 /// The threads. They end when the value is dropped.
 #[derive(Debug)]
 pub struct Cores {
@@ -41,10 +78,9 @@ struct Core {
 }
 
 impl Cores {
-    /// Starts one thread for each core, up to [`MAX_CORES`].
+    /// Starts the threads.
     pub fn start() -> io::Result<Self> {
-        let count = available_parallelism().map_or(1, usize::from).min(MAX_CORES);
-        let cores = (1..=count).map(Core::start).collect::<io::Result<_>>()?;
+        let cores = (1..=*COUNT).map(Core::start).collect::<io::Result<_>>()?;
         Ok(Self { cores, next: AtomicUsize::new(0) })
     }
 

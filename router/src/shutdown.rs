@@ -13,10 +13,26 @@ use std::{
 
 use tokio::{sync::Notify, time::timeout};
 
+use crate::cores::PerCore;
+
 /// Counts the data-plane requests in flight.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Gate {
+    entries: PerCore<Arc<Entries>>,
+    state: Arc<State>,
+}
+
+/// The requests in flight that have entered on one thread. Threads that count on the same cache line, be it in an
+/// `Arc`, wait for each other.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Entries {
     in_flight: AtomicUsize,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     draining: AtomicBool,
     cut: AtomicBool,
     emptied: Notify,
@@ -24,37 +40,46 @@ pub struct Gate {
 
 /// The entry of one request. Dropping it ends the request.
 #[derive(Debug)]
-pub struct InFlight(Arc<Gate>);
+pub struct InFlight(Arc<Entries>);
+
+impl Default for Gate {
+    fn default() -> Self {
+        let state = Arc::<State>::default();
+        let entries = || Entries { in_flight: AtomicUsize::new(0), state: Arc::clone(&state) };
+        Self { entries: PerCore::new(|| Arc::new(entries())), state }
+    }
+}
 
 impl Gate {
     /// Enters a request. `None` once draining has started.
-    pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
+    pub fn enter(&self) -> Option<InFlight> {
+        let entries = self.entries.own();
         // Counted first and checked after: a drain that starts in between waits for this request.
-        self.in_flight.fetch_add(1, Ordering::SeqCst);
-        let pass = InFlight(Arc::clone(self));
+        entries.in_flight.fetch_add(1, Ordering::SeqCst);
+        let pass = InFlight(Arc::clone(entries));
         (!self.is_draining()).then_some(pass)
     }
 
     pub fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::SeqCst)
+        self.entries.iter().map(|entries| entries.in_flight.load(Ordering::SeqCst)).sum()
     }
 
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::SeqCst)
+        self.state.draining.load(Ordering::SeqCst)
     }
 
     /// Refuses new requests.
     pub fn close(&self) {
-        self.draining.store(true, Ordering::SeqCst);
+        self.state.draining.store(true, Ordering::SeqCst);
     }
 
     /// Ends all requests: streams with an error event, requests without a response with 503.
     pub fn cut(&self) {
-        self.cut.store(true, Ordering::Release);
+        self.state.cut.store(true, Ordering::Release);
     }
 
     pub fn is_cut(&self) -> bool {
-        self.cut.load(Ordering::Acquire)
+        self.state.cut.load(Ordering::Acquire)
     }
 
     /// Returns the output of `answering`, or `None` after the cut. The caller must poll it again after the cut;
@@ -75,7 +100,7 @@ impl Gate {
         self.close();
         let emptied = async {
             loop {
-                let emptied = self.emptied.notified();
+                let emptied = self.state.emptied.notified();
                 tokio::pin!(emptied);
                 // Registered before the test: a notification in between would be lost otherwise.
                 emptied.as_mut().enable();
@@ -91,8 +116,10 @@ impl Gate {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if self.0.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_draining() {
-            self.0.emptied.notify_waiters();
+        let Entries { in_flight, state } = &*self.0;
+        let is_last = in_flight.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && state.draining.load(Ordering::SeqCst) {
+            state.emptied.notify_waiters();
         }
     }
 }

@@ -8,8 +8,8 @@ use std::{
 
 /// The top-level modules, bottom first. A module uses only modules of lower layers.
 const LAYERS: [&[&str]; 15] = [
-    &["cores", "deadline_timer", "file_watch", "shutdown", "sync", "wire"],
-    &["error"],
+    &["cores", "deadline_timer", "file_watch", "sync", "wire"],
+    &["error", "shutdown"],
     &["names"],
     &["key"],
     &["config", "endpoint", "tree"],

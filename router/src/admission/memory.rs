@@ -58,6 +58,9 @@ impl MemoryReservation {
 
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        // Usually there are none. The count is shared by all threads.
+        if self.bytes > 0 {
+            self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }

@@ -63,8 +63,12 @@ impl LongestTime {
     pub(super) fn observe(&self, took: Duration) {
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         let before = self.0.load(Ordering::Relaxed);
-        // Two threads at once may lose one of the two observations, which does no harm.
-        self.0.store((before - before / 100).max(took), Ordering::Relaxed);
+        let after = (before - before / 100).max(took);
+        // Two threads at once may lose one of the two observations, which does no harm. A value that would not change
+        // is not written: other threads keep it in their caches.
+        if after != before {
+            self.0.store(after, Ordering::Relaxed);
+        }
     }
 
     /// The limit for the next time; at least `least`.

@@ -1,6 +1,9 @@
 //! The requests of other routers on a worker, from the reports of the worker.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -11,7 +14,11 @@ const VALID: Duration = Duration::from_secs(10);
 
 /// The latest report of one worker.
 #[derive(Debug, Default)]
-pub struct OtherRouters(Mutex<Option<Report>>);
+pub struct OtherRouters {
+    /// Whether there is a report: workers of other kinds never send one, and every choice reads it.
+    has_report: AtomicBool,
+    report: Mutex<Option<Report>>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Report {
@@ -22,14 +29,20 @@ struct Report {
 impl OtherRouters {
     /// Records a report: `requests` of all routers together, `own` of them from this router.
     pub fn observe(&self, requests: u32, own: u32, now: Instant) {
-        *self.0.lock() = Some(Report { requests: requests.saturating_sub(own), at: now });
+        let report = Report { requests: requests.saturating_sub(own), at: now };
+        *self.report.lock() = Some(report);
+        self.has_report.store(true, Ordering::Release);
     }
 
     /// Requests of other routers by the last report; 0 without a valid one.
     pub fn requests(&self, now: Instant) -> u32 {
-        let report =
-            self.0.lock().filter(|report| now.saturating_duration_since(report.at) < VALID);
-        report.map_or(0, |report| report.requests)
+        if !self.has_report.load(Ordering::Acquire) {
+            return 0;
+        }
+        let report = *self.report.lock();
+        report
+            .filter(|report| now.saturating_duration_since(report.at) < VALID)
+            .map_or(0, |report| report.requests)
     }
 }
 

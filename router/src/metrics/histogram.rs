@@ -1,59 +1,67 @@
 //! Histograms of latencies.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::time::Duration;
 
 use super::{
     buckets::{BOUNDS, BOUNDS_NS, Buckets},
     counter::Counter,
     page::{Family, Page},
 };
+use crate::cores::PerCore;
 
 /// A histogram. All histograms have the same buckets: from 1 us to 1,000 s, in steps of a factor of 1.3 to 1.7.
+#[derive(Debug, Default)]
+pub struct Histogram(PerCore<Observations>);
+
+/// The observations of one thread.
 #[derive(Debug)]
-pub struct Histogram {
+struct Observations {
     buckets: [Counter; BOUNDS],
-    sum_ns: AtomicU64,
+    sum_ns: Counter,
     count: Counter,
 }
 
-impl Default for Histogram {
+impl Default for Observations {
     fn default() -> Self {
         let buckets = std::array::from_fn(|_| Counter::default());
-        Self { buckets, sum_ns: AtomicU64::default(), count: Counter::default() }
+        Self { buckets, sum_ns: Counter::default(), count: Counter::default() }
     }
 }
 
 impl Histogram {
     pub fn observe(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(bucket) = self.buckets.get(BOUNDS_NS.partition_point(|bound| *bound < ns)) {
+        let own = self.0.own();
+        if let Some(bucket) = own.buckets.get(BOUNDS_NS.partition_point(|bound| *bound < ns)) {
             bucket.increment();
         }
-        self.sum_ns.fetch_add(ns, Relaxed);
-        self.count.increment();
+        own.sum_ns.add(ns);
+        own.count.increment();
+    }
+
+    /// The sum of a counter over the threads.
+    fn total(&self, counter: impl Fn(&Observations) -> &Counter) -> u64 {
+        self.0.iter().map(|of_thread| counter(of_thread).get()).sum()
     }
 
     pub fn count(&self) -> u64 {
-        self.count.get()
+        self.total(|of_thread| &of_thread.count)
     }
 
     pub fn sum(&self) -> Duration {
-        Duration::from_nanos(self.sum_ns.load(Relaxed))
+        Duration::from_nanos(self.total(|of_thread| &of_thread.sum_ns))
     }
 
     /// The observations so far.
     pub fn buckets(&self) -> Buckets {
-        Buckets::new(|at| self.buckets[at].get())
+        Buckets::new(|at| self.total(|of_thread| &of_thread.buckets[at]))
     }
 
     /// Pairs of bound in seconds and number of observations up to it.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut sum = 0;
-        BOUNDS_NS.iter().zip(&self.buckets).map(move |(bound, bucket)| {
-            sum += bucket.get();
+        BOUNDS_NS.iter().enumerate().map(move |(at, bound)| {
+            sum += self.total(|of_thread| &of_thread.buckets[at]);
             (Duration::from_nanos(*bound).as_secs_f64(), sum)
         })
     }

@@ -42,7 +42,7 @@ pub struct Router {
     owner_share: OwnerShare,
     pub metrics: Arc<Metrics>,
     pub history: History,
-    pub gate: Arc<Gate>,
+    pub gate: Gate,
     pub started: Instant,
     /// `None` if traces are off.
     pub tracer: Option<Arc<Tracer>>,
@@ -74,7 +74,7 @@ impl Router {
             tree: PrefixTree::new(config.default_cache_blocks()),
             policy,
             owner_share: OwnerShare::default(),
-            gate: Arc::default(),
+            gate: Gate::default(),
             started: Instant::now(),
             queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
             metrics,

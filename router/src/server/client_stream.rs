@@ -57,6 +57,8 @@ pub(super) enum Next {
 /// What the lifecycle of the router asks of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Orders {
+    /// Responses close the connection.
+    pub(super) closes: bool,
     /// Uploads end with `Draining`.
     pub(super) drains: bool,
     /// The connection is closed instead of waiting for another request.

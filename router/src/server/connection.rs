@@ -1,12 +1,12 @@
 //! The connection of one client: one request after the other, and the first steps of each.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     io,
     net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, OnceLock},
-    task::Poll,
+    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -196,17 +196,38 @@ impl Serving {
             let mut lifecycle = self.lifecycle.clone();
             loop {
                 let is_used = stream.lock().is_used();
-                stream.lock().orders = match *lifecycle.borrow_and_update() {
-                    Lifecycle::Serving => Orders::default(),
-                    Lifecycle::Draining => Orders { drains: true, leaves: false },
-                    // A client that has just connected is about to send a request.
-                    Lifecycle::HandingOver => Orders { drains: false, leaves: is_used },
-                    Lifecycle::Stopping(_) => Orders { drains: false, leaves: true },
+                let present = *lifecycle.borrow_and_update();
+                stream.lock().orders = Orders {
+                    closes: present != Lifecycle::Serving,
+                    drains: present == Lifecycle::Draining,
+                    leaves: match present {
+                        Lifecycle::Serving | Lifecycle::Draining => false,
+                        // A client that has just connected is about to send a request.
+                        Lifecycle::HandingOver => is_used,
+                        Lifecycle::Stopping(_) => true,
+                    },
                 };
-                tokio::select! {
-                    biased;
-                    ended = &mut talking => break ended?,
-                    Ok(()) = lifecycle.changed() => {}
+                let seen = lifecycle.clone();
+                let mut change = pin!(async {
+                    if lifecycle.changed().await.is_err() {
+                        // The handle was dropped.
+                        pending::<()>().await;
+                    }
+                });
+                let mut waker: Option<Waker> = None;
+                let ended = poll_fn(|cx| {
+                    // Polled only for news or a new waker: it takes a lock that all connections share.
+                    let is_woken = waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+                    if !is_woken || seen.has_changed().unwrap_or(true) {
+                        waker = Some(cx.waker().clone());
+                        if change.as_mut().poll(cx).is_ready() {
+                            return Poll::Ready(None);
+                        }
+                    }
+                    talking.as_mut().poll(cx).map(Some)
+                });
+                if let Some(ended) = ended.await {
+                    break ended?;
                 }
             }
         };
@@ -301,11 +322,10 @@ impl Serving {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
-        let is_last =
-            *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
         let may_follow = stream.0.lock().end_request()
+            && !stream.0.lock().orders.closes
             && self.permit.get().is_some()
-            && !(is_last || self.closes);
+            && !(self.router.gate.is_draining() || self.closes);
         let headers = response.headers_mut();
         headers.insert(request_id::HEADER, id);
         if let Some(origin) = reader {
