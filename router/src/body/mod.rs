@@ -60,7 +60,7 @@ pub enum ResponseBody {
 
 impl ResponseBody {
     /// Builds the response to `job` from the reply of a worker.
-    pub fn of_worker(job: Job, reply: Reply) -> Response<Self> {
+    pub fn of_worker(job: Box<Job>, reply: Reply) -> Response<Self> {
         let Reply { mut head, first, received, rest, guard, asked_usage } = reply;
         // Observed here and not in `proxy`: a continued stream has had its first byte before.
         let waited = received.saturating_duration_since(job.received);

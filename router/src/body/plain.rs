@@ -15,12 +15,12 @@ use crate::{
 /// The body. It owns all resources of its request, so dropping it releases them.
 pub struct PlainBody {
     frames: WorkerFrames,
-    job: Job,
+    job: Box<Job>,
     failed: bool,
 }
 
 impl PlainBody {
-    pub fn new(job: Job, head: &Parts, mut frames: WorkerFrames) -> Self {
+    pub fn new(job: Box<Job>, head: &Parts, mut frames: WorkerFrames) -> Self {
         let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.guard);
         // A longer answer is sent in parts, and is not searched for counts.
         if let Some(whole) = frames.whole().cloned() {

@@ -70,10 +70,9 @@ pub struct EventStream {
     last_event_sent: bool,
 }
 
-#[expect(clippy::large_enum_variant, reason = "the stream itself is boxed")]
 enum State {
     /// A worker sends. Fields are dropped in this order: the load is released before the request counts as ended.
-    Streaming { frames: WorkerFrames, job: Job },
+    Streaming { frames: WorkerFrames, job: Box<Job> },
     /// Another worker is being asked to continue.
     Resuming(Resuming),
     /// The stream has ended.
@@ -81,7 +80,7 @@ enum State {
 }
 
 /// The reply of another worker, or the error if there is none.
-type Resumed = (Job, Result<Reply, Error>);
+type Resumed = (Box<Job>, Result<Reply, Error>);
 
 struct Resuming {
     /// Dropping it drops the job.
@@ -100,7 +99,7 @@ pub fn is_event_stream(head: &Parts) -> bool {
 impl EventStream {
     /// Starts the stream, and removes the fields that the client must not get from `head`.
     pub fn new(
-        mut job: Job,
+        mut job: Box<Job>,
         head: &mut Parts,
         mut frames: WorkerFrames,
         asked_usage: bool,
@@ -387,7 +386,7 @@ impl EventStream {
 }
 
 impl Resuming {
-    fn new(mut job: Job, body: Bytes) -> Self {
+    fn new(mut job: Box<Job>, body: Bytes) -> Self {
         let router = Arc::clone(&job.router);
         if let Some(key) = &router.config.replay_key {
             job.request.sign(key, &body);

@@ -22,7 +22,7 @@ pub struct WorkerFrames {
     received: Instant,
     /// `None` once the body is complete and its connection is back in the pool.
     rest: Option<Connection>,
-    pub guard: LoadGuard,
+    pub guard: Box<LoadGuard>,
 }
 
 impl WorkerFrames {
@@ -30,7 +30,7 @@ impl WorkerFrames {
         first: Bytes,
         received: Instant,
         rest: Option<Connection>,
-        guard: LoadGuard,
+        guard: Box<LoadGuard>,
     ) -> Self {
         Self { first, received, rest, guard }
     }

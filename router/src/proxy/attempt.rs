@@ -23,7 +23,7 @@ use crate::{
     engine::expect::Expect,
     error::{Error, Refusal},
     fleet::{
-        Backend, LoadGuard, Outcome,
+        Backend, LoadGuard, Outcome, Replica,
         registry::{any_expected, any_healthy, replicas_of},
     },
     key::RouteKey,
@@ -86,7 +86,7 @@ impl<'a> Round<'a> {
                 continue;
             };
             let replica = Arc::clone(guard.replica());
-            let error = match self.attempt(guard).await {
+            let error = match self.attempt(guard, &replica).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
@@ -119,7 +119,10 @@ impl<'a> Round<'a> {
 
     /// Chooses the next worker; `last` is the error of the previous attempt. Returns `None` if no worker is
     /// healthy: then the request waits for one.
-    fn choose(&mut self, last: Option<AttemptError>) -> Result<Option<LoadGuard>, RetryDecision> {
+    fn choose(
+        &mut self,
+        last: Option<AttemptError>,
+    ) -> Result<Option<Box<LoadGuard>>, RetryDecision> {
         let begun = Instant::now();
         let job = &mut *self.job;
         let class = match job.endpoint.key_route() {
@@ -179,7 +182,11 @@ impl<'a> Round<'a> {
     }
 
     /// Sends the request to one worker.
-    async fn attempt(&mut self, guard: LoadGuard) -> Result<Reply, AttemptError> {
+    async fn attempt(
+        &mut self,
+        guard: Box<LoadGuard>,
+        replica: &Replica,
+    ) -> Result<Reply, AttemptError> {
         let Job { deadline, failures, .. } = *self.job;
         let model = self.job.line_key();
         let asking = self.is_original.then(|| self.job.body_with_usage(guard.backend())).flatten();
@@ -188,8 +195,8 @@ impl<'a> Round<'a> {
         *attempts += 1;
         let begun = guard.reserved_at();
         router.metrics.retry(self.cause.take());
-        let replica = Arc::clone(guard.replica());
-        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&replica, guard.reason)) {
+        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(guard.replica(), guard.reason))
+        {
             request.set_trace_context(trace);
         }
         let key = key.as_ref();
@@ -209,7 +216,7 @@ impl<'a> Round<'a> {
             if let Some(prefix) = prefix {
                 prefix.await;
             }
-            exchange.with(&replica).await
+            exchange.with(replica).await
         });
         let lost = pin!(replica.backend.lost());
         let answer = pin!(async {
@@ -267,7 +274,7 @@ impl<'a> Round<'a> {
 struct Pending<'a> {
     router: &'a Router,
     key: Option<&'a RouteKey>,
-    guard: Option<LoadGuard>,
+    guard: Option<Box<LoadGuard>>,
 }
 
 impl Pending<'_> {

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// All resources of a request except its load on a worker. The response body owns the job once the response has
-/// started, so dropping the body releases everything.
+/// started, so dropping the body releases everything. Boxed, because it is large and passed on.
 pub struct Job {
     pub router: Arc<Router>,
     pub endpoint: Endpoint,
@@ -74,7 +74,7 @@ impl Job {
         in_flight: InFlight,
         log: Option<Arc<RequestLog>>,
         timer: &SharedTimer,
-    ) -> Self {
+    ) -> Box<Self> {
         let received = Instant::now();
         let limit = router.config.request_timeout_secs.get();
         let limit_of_client =
@@ -93,7 +93,7 @@ impl Job {
         if continuation::is_possible(&router.config, endpoint, key.as_ref(), &request.body) {
             request.ask_for_replay();
         }
-        Self {
+        Box::new(Self {
             router: Arc::clone(router),
             endpoint,
             request,
@@ -112,7 +112,7 @@ impl Job {
             slot: None,
             queue_until: None,
             _in_flight: in_flight,
-        }
+        })
     }
 
     /// The model in the body, if the workers serve different models.

@@ -15,7 +15,7 @@ pub struct Reply {
     pub received: Instant,
     /// The connection with the rest of the body; `None` if `first` is the whole body.
     pub rest: Option<Connection>,
-    pub guard: LoadGuard,
+    pub guard: Box<LoadGuard>,
     /// Whether the router, and not the client, has requested token counts.
     pub asked_usage: bool,
 }

@@ -27,8 +27,8 @@ pub enum RouteClass<'a> {
 
 /// The result of [`Router::select`].
 pub enum Placement {
-    /// One worker serves the whole request; its load is reserved.
-    Worker(LoadGuard),
+    /// One worker serves the whole request; its load is reserved. Boxed, because it is passed on often.
+    Worker(Box<LoadGuard>),
     /// There are healthy workers, and the request has been tried on each of them.
     AllTried,
     /// No worker in rotation can take the request.
@@ -124,7 +124,7 @@ impl Router {
         match self.choose(class, &scratch.candidates, now) {
             Some(choice) => {
                 let replica = &replicas[scratch.places[choice.index]];
-                Placement::Worker(self.reserve(replica, class, key, &choice))
+                Placement::Worker(Box::new(self.reserve(replica, class, key, &choice)))
             }
             None if any_healthy => Placement::AllTried,
             None => Placement::NoneHealthy,

@@ -270,7 +270,8 @@ impl Serving {
             is_head: parts.method == Method::HEAD,
             is_http_10: parts.version == Version::HTTP_10,
         };
-        let request = Request::from_parts(parts, RequestBody(stream));
+        // Boxed, because three futures in a row take it, and each keeps room for it.
+        let request = Box::new(Request::from_parts(parts, RequestBody(stream)));
         // Boxed, so that its memory is free while the response is sent.
         let mut responding = Box::pin(self.respond(request, refusal, timer));
         let response = poll_fn(|cx| match responding.as_mut().poll(cx) {
@@ -296,7 +297,7 @@ impl Serving {
     /// Returns the response to a request, and whether another request may follow on the connection.
     async fn respond(
         &self,
-        mut request: Request<RequestBody<'_>>,
+        mut request: Box<Request<RequestBody<'_>>>,
         refusal: Option<Error>,
         timer: &SharedTimer,
     ) -> (Response<Answer>, bool) {
@@ -350,7 +351,7 @@ impl Serving {
     async fn answer(
         &self,
         endpoint: Result<Endpoint, Error>,
-        request: Request<RequestBody<'_>>,
+        request: Box<Request<RequestBody<'_>>>,
         timer: &SharedTimer,
         log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
@@ -378,7 +379,7 @@ impl Serving {
 
     async fn answer_admin(
         &self,
-        request: Request<RequestBody<'_>>,
+        request: Box<Request<RequestBody<'_>>>,
     ) -> Result<Response<ResponseBody>, Error> {
         let (head, body) = request.into_parts();
         let mut memory = MemoryReservation::new(&self.router.bodies);

@@ -22,7 +22,7 @@ use crate::{
 pub(super) async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
-    request: Request<RequestBody<'_>>,
+    request: Box<Request<RequestBody<'_>>>,
     address: IpAddr,
     timer: &SharedTimer,
     log: Option<&Arc<RequestLog>>,
