@@ -235,8 +235,8 @@ class Settings:
     cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
     attention_backend: str = _flag(
         "auto",
-        "attention kernels; auto: triton for 16-bit models on a GPU, with FlashInfer's kernels if it is installed and "
-        "the model has 64 heads or more; torch otherwise; flashinfer: triton with FlashInfer's prefill, for "
+        "attention kernels; auto: triton for 16-bit models on a GPU, with FlashInfer's prefill if it is installed "
+        "and the model has 64 heads or more; torch otherwise; flashinfer: triton with FlashInfer's prefill, for "
         "DeepSeek's heads on Hopper GPUs; torch: the reference",
         choices=("auto", "triton", "flashinfer", "torch"),
         spelled={"torch_native": "torch"},

@@ -69,7 +69,7 @@ def test_flashinfer_decodes_latents_of_its_width(
             choose_attention("torch", config, CUDA, torch.bfloat16, flashinfer_mla=True)
 
 
-def test_many_heads_go_to_flashinfer_where_it_is_installed(
+def test_prompts_of_many_heads_go_to_flashinfer_where_it_is_installed(
     latent: DeepseekConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Prefill(TorchBackend):
@@ -91,10 +91,11 @@ def test_many_heads_go_to_flashinfer_where_it_is_installed(
     monkeypatch.setattr(triton, "Upload", lambda _: None)  # pins memory, which needs a GPU
     monkeypatch.setattr(choose, "FlashInferBackend", Prefill)
     monkeypatch.setattr(choose, "FlashInferMlaBackend", Decode)
-    assert chosen(128) == "flashinfer+flashinfer_mla"
+    assert chosen(128) == chosen(16, "flashinfer") == "flashinfer"
     assert chosen(16) == chosen(128, "triton") == "triton"
     assert chosen(16, flashinfer_mla=True) == "triton+flashinfer_mla"
-    assert chosen(128, "flashinfer") == "flashinfer"
+    assert chosen(128, flashinfer_mla=True) == "flashinfer+flashinfer_mla"
+    monkeypatch.setattr(choose, "FlashInferBackend", NotInstalled)
     monkeypatch.setattr(choose, "FlashInferMlaBackend", NotInstalled)
     assert chosen(128) == "triton"
     with pytest.raises(ConfigError, match="pip install"):

@@ -71,7 +71,6 @@ def load_engine(
         dtype,
         flashinfer_mla=config.enable_flashinfer_mla,
         kv_cache_dtype=kv_cache_dtype,
-        with_drafts=config.num_drafts > 0,
         with_trees=config.tree is not None,
     )
     placement = choose_placement(config, whole)

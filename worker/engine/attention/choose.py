@@ -21,8 +21,8 @@ from mla_router.worker.model.config.base import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-# Query heads from which FlashInfer is preferred. Its decode pads to so many heads and takes half the time of ours with
-# them; its prefill then saves more than the concatenation of its keys costs.
+# Query heads from which FlashInfer's prefill is preferred: it then saves more than the concatenation of its keys costs. Its
+# decode takes as long as ours there, and its plan takes the host's time.
 _FLASHINFER_HEADS = 64
 
 
@@ -68,16 +68,13 @@ def choose_attention(
     *,
     flashinfer_mla: bool = False,
     kv_cache_dtype: torch.dtype | None = None,
-    with_drafts: bool = False,
     with_trees: bool = False,
 ) -> ModelAttention:
     """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
-    `kv_cache_dtype`: by default `dtype`; `with_drafts`: decode rows have lengths that the host does not know; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve the model."""
+    `kv_cache_dtype`: by default `dtype`; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve the model."""
     backends = []
     for spec in model.attention_specs:
-        candidates = _candidates(
-            wanted, spec, flashinfer_mla, with_drafts=with_drafts, with_trees=with_trees
-        )
+        candidates = _candidates(wanted, spec, flashinfer_mla, with_trees=with_trees)
         backends.append(
             _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
         )
@@ -89,24 +86,15 @@ def choose_attention(
 
 
 def _candidates(
-    wanted: str,
-    spec: AttentionSpec,
-    flashinfer_mla: bool,
-    *,
-    with_drafts: bool,
-    with_trees: bool,
+    wanted: str, spec: AttentionSpec, flashinfer_mla: bool, *, with_trees: bool
 ) -> list[Candidate]:
-    """Returns the candidates in order of preference. FlashInfer plans its decode on the host, from the lengths,
-    and has no trees."""
+    """Returns the candidates in order of preference. FlashInfer has no trees."""
     named = {kind.name: kind for kind in (FlashInferBackend, TritonBackend, TorchBackend)}
     if wanted != "auto":
         return [Candidate(named[wanted], flashinfer_mla)]
     many_heads = spec.num_heads >= _FLASHINFER_HEADS and not with_trees
-    return [
-        *([Candidate(FlashInferBackend, flashinfer_mla=not with_drafts)] if many_heads else []),
-        Candidate(TritonBackend, flashinfer_mla),
-        Candidate(TorchBackend, flashinfer_mla),
-    ]
+    kinds = [*([FlashInferBackend] if many_heads else []), TritonBackend, TorchBackend]
+    return [Candidate(kind, flashinfer_mla) for kind in kinds]
 
 
 def _first_that_serves(
