@@ -193,14 +193,8 @@ def _attend(
     for _ in tl.static_range(PAIR):
         acc += (tl.zeros([BLOCK_ROWS, BLOCK_V], tl.float32),)
     for block in tl.range(first, last, num_stages=STAGES):
-        start = block * BLOCK_TOKENS
-        at = start + tokens
-        if PAGE_SIZE % BLOCK_TOKENS == 0:
-            # A single number, so that the offsets of the rows are constants of the loop
-            offset = (page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE) * ROW
-            rows = offset + tokens[:, None] * ROW
-        else:
-            rows = ((page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE) * ROW)[:, None]
+        at = block * BLOCK_TOKENS + tokens
+        rows = ((page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE) * ROW)[:, None]
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Rows beyond the end and before the window belong to another request or to none, and may be NaN

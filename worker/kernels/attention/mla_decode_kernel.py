@@ -209,15 +209,9 @@ def _attend(
         acc += (tl.zeros([BLOCK_ROWS, WIDTH], tl.float32),)
 
     for block in tl.range(first, last, num_stages=STAGES):
-        start = block * BLOCK_TOKENS
-        at = start + tokens
-        if PAGE_SIZE % BLOCK_TOKENS == 0:
-            # A single number, so that the offsets of the rows are constants of the loop
-            row = page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE
-            base = cache + row * ROW + tokens[:, None] * ROW
-        else:
-            row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
-            base = cache + row[:, None] * ROW
+        at = block * BLOCK_TOKENS + tokens
+        row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
+        base = cache + row[:, None] * ROW
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Rows beyond the end belong to another request or to none, and may be NaN
