@@ -92,9 +92,10 @@ def _candidates(
     named = {kind.name: kind for kind in (FlashInferBackend, TritonBackend, TorchBackend)}
     if wanted != "auto":
         return [Candidate(named[wanted], flashinfer_mla)]
-    many_heads = spec.num_heads >= _FLASHINFER_HEADS and not with_trees
-    kinds = [*([FlashInferBackend] if many_heads else []), TritonBackend, TorchBackend]
-    return [Candidate(kind, flashinfer_mla) for kind in kinds]
+    candidates = [Candidate(TritonBackend, flashinfer_mla), Candidate(TorchBackend, flashinfer_mla)]
+    if spec.num_heads >= _FLASHINFER_HEADS and not with_trees:
+        candidates.insert(0, Candidate(FlashInferBackend, flashinfer_mla))
+    return candidates
 
 
 def _first_that_serves(
