@@ -29,6 +29,7 @@ SETTINGS: dict[str, tuple[int, list[str]]] = {
     "2 workers": (2, []),
     "2 workers, round robin": (2, ["--router-policy", "round_robin"]),
     "DP attention": (2, ["--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"]),
+    "DP attention, 4 GPUs": (4, ["--enable-dp-attention", "--tp-size", "4", "--ep-size", "4"]),
 }
 ANSWERS = {"random-input-len": 256, "random-output-len": 128, "random-range-ratio": 1}
 # The number of requests (of a group, for `shared`), and the other options of bench_serving.

@@ -1,4 +1,4 @@
-"""Collectives of few rows over the memory of GPUs: several processes on one GPU, and two on two GPUs."""
+"""Collectives of few rows over the memory of GPUs: several processes on one GPU, and on as many GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-SIZES = [("GPUs", 2), ("one GPU", 2), ("one GPU", 4)]
+SIZES = [("GPUs", 2), ("GPUs", 4), ("one GPU", 2), ("one GPU", 4)]
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda param: f"{param[1]} ranks on {param[0]}")

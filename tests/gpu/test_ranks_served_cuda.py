@@ -1,4 +1,5 @@
-"""NextN drafts on two GPUs, with tensor parallelism and with DP attention: the answers are those of one GPU without drafts.
+"""Several GPUs, with tensor parallelism and with DP attention, and NextN drafts on two: the answers are those of one GPU
+without drafts.
 
 In float32, so that rounding does not decide between near tokens. Steps run as CUDA graphs, and sums over the ranks by NCCL or
 our own kernels.
@@ -66,3 +67,21 @@ def test_drafts_change_no_answer(
         for worker in processes.workers(server.url):
             stats = processes.get_json(worker["url"] + "/get_server_info")["scheduler"]
             assert stats["accepted_tokens"] > 0, stats
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
+@pytest.mark.parametrize(
+    ("workers", "flags"),
+    [
+        (1, {"tp_size": 4}),
+        (1, {"tp_size": 4, "ep_size": 2}),
+        (4, {"tp_size": 4, "ep_size": 4, "enable_dp_attention": True}),
+        (2, {"tp_size": 4, "ep_size": 2, "enable_dp_attention": True}),
+    ],
+    ids=["tp", "ep", "dp", "dp x tp"],
+)
+def test_four_gpus_change_no_answer(
+    alone: list[tuple[str, str | None, int]], workers: int, flags: dict[str, Flag]
+) -> None:
+    with processes.server(dp_size=workers, **ON_GPU, **flags) as server:
+        assert asyncio.run(answers(server.url, REQUESTS)) == alone
