@@ -331,7 +331,9 @@ def run_sweep() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -1,9 +1,8 @@
-"""Grouped-query prefill in bf16 at the shapes of Llama 3 8B and Gemma 2, without and with window and soft cap, beside
-FlashInfer's fa3 if installed.
+"""Grouped-query prefill in bf16 at the shapes of Llama 3 8B and Gemma 2, beside FlashInfer's fa3 if installed.
 
     python bench/kernels/bench_gqa_prefill.py --out bench/results/gqa_prefill.jsonl
 
-The floor counts the products of visible keys. The time is with a cold L2, without the table of work, which is made once a
+Gemma 2's with and without window and soft cap. The floor counts the products of visible keys. The time is with a cold L2, without the table of work, which is made once a
 step for all layers.
 """
 

@@ -360,7 +360,9 @@ def run_sweep(cases: list[Case]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--heads", type=int, nargs="+", help="only these")
     parser.add_argument("--batch", type=int, nargs="+", help="only these")

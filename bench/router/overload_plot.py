@@ -105,7 +105,9 @@ def newest_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=KEPT, help="lines of overload.py")
     parser.add_argument("--out", type=Path, default=PICTURE)
     arguments = parser.parse_args()
