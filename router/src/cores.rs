@@ -33,8 +33,8 @@ pub(crate) fn current() -> usize {
 static COUNT: LazyLock<usize> =
     LazyLock::new(|| available_parallelism().map_or(1, usize::from).min(MAX_CORES));
 
-/// A value for each of these threads, and one for all other threads. A value that two cores write moves from cache to
-/// cache, which takes as long as a hundred instructions; so each has cache lines of its own.
+/// A value for each of these threads, and one for all other threads. Each has cache lines of its own: a line that two
+/// cores write moves from cache to cache.
 #[derive(Debug)]
 pub(crate) struct PerCore<T>(Box<[OwnLines<T>]>);
 

@@ -127,6 +127,7 @@ impl Drop for InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cores::Cores;
 
     #[tokio::test]
     async fn draining_waits_for_the_last_request_and_admits_none() {
@@ -141,6 +142,17 @@ mod tests {
         });
         drop(first);
         assert!(waiting.await.expect("no panic"));
+        assert_eq!(gate.in_flight(), 0);
+    }
+
+    #[tokio::test]
+    async fn requests_of_all_threads_count() {
+        let (gate, cores) = (Arc::new(Gate::default()), Cores::start().expect("threads"));
+        let own = gate.enter();
+        let entering = Arc::clone(&gate);
+        let other = cores.next().spawn(async move { entering.enter() }).await.expect("no panic");
+        assert_eq!(gate.in_flight(), 2);
+        drop((own, other));
         assert_eq!(gate.in_flight(), 0);
     }
 }

@@ -58,9 +58,6 @@ impl MemoryReservation {
 
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
-        // Usually there are none. The count is shared by all threads.
-        if self.bytes > 0 {
-            self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -25,7 +25,7 @@ pub struct WorkerRequest {
     uri: Uri,
     headers: HeaderMap,
     pub body: Bytes,
-    /// Memory of `body`; `None` once the body is dropped.
+    /// Memory of `body`; `None` if it needs no reservation, and once the body is dropped.
     memory: Option<MemoryReservation>,
 }
 
@@ -35,7 +35,7 @@ impl WorkerRequest {
     pub(crate) fn new(
         mut head: Parts,
         body: Bytes,
-        memory: MemoryReservation,
+        memory: Option<MemoryReservation>,
         has_keys: bool,
     ) -> Self {
         headers::for_worker(&mut head.headers);
@@ -46,7 +46,7 @@ impl WorkerRequest {
         // The origin form, also if the client sent an absolute URI.
         let path = head.uri.into_parts().path_and_query;
         let uri = path.map_or_else(Uri::default, Uri::from);
-        Self { method: head.method, uri, headers: head.headers, body, memory: Some(memory) }
+        Self { method: head.method, uri, headers: head.headers, body, memory }
     }
 
     /// A request with only a body.

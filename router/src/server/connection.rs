@@ -20,7 +20,6 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
-    admission::MemoryReservation,
     body::ResponseBody,
     deadline_timer::SharedTimer,
     endpoint::Endpoint,
@@ -382,8 +381,7 @@ impl Serving {
         request: Box<Request<RequestBody<'_>>>,
     ) -> Result<Response<ResponseBody>, Error> {
         let (head, body) = request.into_parts();
-        let mut memory = MemoryReservation::new(&self.router.bodies);
-        let body = body.read(ADMIN_BODY_LIMIT, &mut memory).await?;
+        let (body, _memory) = body.read(ADMIN_BODY_LIMIT, &self.router.bodies).await?;
         let request = Request::from_parts(head, axum::body::Body::from(body));
         let Ok(response) = self.admin.clone().oneshot(request).await;
         Ok(response.map(ResponseBody::Admin))

@@ -6,7 +6,6 @@ use http::{Request, Response, Version};
 
 use super::request_body::RequestBody;
 use crate::{
-    admission::MemoryReservation,
     body::ResponseBody,
     deadline_timer::SharedTimer,
     endpoint::Endpoint,
@@ -33,9 +32,8 @@ pub(super) async fn forward(
     let client = router.queue.client(request.headers(), address);
     let reading = AbortCount(Some(router));
     let (head, body) = request.into_parts();
-    let mut memory = MemoryReservation::new(&router.bodies);
-    let body = body.read(router.config.max_payload_size, &mut memory).await;
-    let body = reading.disarm(body)?;
+    let body = body.read(router.config.max_payload_size, &router.bodies).await;
+    let (body, memory) = reading.disarm(body)?;
     let request = WorkerRequest::new(head, body, memory, router.config.has_keys());
     // Entered after the upload: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;

@@ -1,11 +1,15 @@
 //! The body of a request that is being read.
 
-use std::future::poll_fn;
+use std::{future::poll_fn, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 
-use crate::{admission::MemoryReservation, error::Error, server::client_stream::ClientStream};
+use crate::{
+    admission::{BodyMemory, MemoryReservation},
+    error::Error,
+    server::client_stream::ClientStream,
+};
 
 /// Maximum number of bytes that are reserved for the client's Content-Length. Beyond it, memory grows with the bytes
 /// that arrive.
@@ -16,20 +20,21 @@ const MAX_RESERVED: usize = 1 << 20;
 pub(super) struct RequestBody<'a>(pub(super) &'a Mutex<ClientStream>);
 
 impl RequestBody<'_> {
-    /// Reads the whole body. A body that has arrived with its head, the usual case, is not copied. Fails if it has more
-    /// than `limit` bytes, is malformed or too slow.
+    /// Reads the whole body, and reserves memory for it. A body that has arrived with its head, the usual case, is not
+    /// copied, and needs no reservation. Fails if it has more than `limit` bytes, is malformed or too slow.
     pub(super) async fn read(
         self,
         limit: usize,
-        held: &mut MemoryReservation,
-    ) -> Result<Bytes, Error> {
+        memory: &Arc<BodyMemory>,
+    ) -> Result<(Bytes, Option<MemoryReservation>), Error> {
         let announced = usize::try_from(self.0.lock().announced()).unwrap_or(usize::MAX);
         if announced > limit {
             return Err(Error::PayloadTooLarge { limit });
         }
         if let Some(whole) = self.0.lock().take_body() {
-            return Ok(whole);
+            return Ok((whole, None));
         }
+        let mut held = MemoryReservation::new(memory);
         let mut whole = BytesMut::with_capacity(announced.min(MAX_RESERVED));
         held.grow(whole.capacity())?;
         while poll_fn(|cx| self.0.lock().poll_body(&mut whole, cx)).await? {
@@ -38,6 +43,6 @@ impl RequestBody<'_> {
             }
             held.grow(whole.capacity())?;
         }
-        Ok(whole.freeze())
+        Ok((whole.freeze(), Some(held)))
     }
 }
