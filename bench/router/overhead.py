@@ -17,6 +17,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each case; medians are printed")
     peers = (*PEERS, "nginx")
     parser.add_argument("--peers", nargs="*", default=peers, help="without any: ours alone")
+    parser.add_argument("--before", type=Path, help="another build of ours, to compare with")
     parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
@@ -150,6 +152,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
         systems: list[System | None] = [ours(args.policy)]
+        if args.before:
+            systems.append(replace(ours(args.policy, binary=args.before), name="before"))
         for name in args.peers:
             other = nginx(folder) if name == "nginx" else peer(name, args.peers_folder or folder)
             systems.append(other)

@@ -67,11 +67,10 @@ class System:
     command: Callable[[int, Sequence[str]], list[str]]
 
 
-def ours(policy: str, *flags: str) -> System:
+def ours(policy: str, *flags: str, binary: Path = RELEASE / "mla-router") -> System:
     def command(port: int, workers: Sequence[str]) -> list[str]:
-        router = str(RELEASE / "mla-router")
         fixed = ["--port", str(port), "--policy", policy, "--log-level", "error"]
-        return [router, *fixed, *flags, "--worker-urls", *workers]
+        return [str(binary), *fixed, *flags, "--worker-urls", *workers]
 
     return System(f"mla-router {policy}", command)
 
