@@ -1,7 +1,7 @@
 //! Sends a request to one worker after another, until one has sent the start of a response.
 //!
 //! A broken connection or a lost worker is retried at once. An error status, garbage or a late first byte is
-//! retried within the retry budget. If a worker is busy, the others are tried until all are busy. A 4xx is a response,
+//! retried within the retry budget, or without it if another worker was busy. If a worker is busy, the others are tried until all are busy. A 4xx is a response,
 //! not a failure.
 
 use std::{
@@ -251,7 +251,8 @@ impl<'a> Round<'a> {
             AttemptError::Deadline => false,
             // `may_leave` has already taken the retry from the budget.
             AttemptError::Late(_) => true,
-            _ => error.needs_no_budget() || take_retry(router),
+            // The request waits for a busy worker in any case: that is no additional load.
+            _ => error.needs_no_budget() || self.refusal.is_some() || take_retry(router),
         };
         allowed && *deaths < MAX_DEATHS && *failures <= router.config.retries()
     }

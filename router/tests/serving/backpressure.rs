@@ -2,6 +2,7 @@
 //! refusal of the worker.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -14,6 +15,7 @@ use mla_router::{Config, config::PolicyName, fleet::Phase};
 use parking_lot::Mutex;
 use tokio::{
     sync::Semaphore,
+    task::JoinSet,
     time::{Instant, sleep},
 };
 
@@ -249,5 +251,38 @@ async fn request_waits_for_a_busy_worker_and_not_for_a_failing_one() {
     assert_eq!(answer.status, StatusCode::OK);
     assert_eq!(busy.requests_so_far(), 51);
     assert_eq!(failing.requests_so_far(), 1);
+    assert_nothing_reserved(&router).await;
+}
+
+/// A request that waits for a busy worker in any case is no additional load, whatever another worker has failed with.
+#[tokio::test(start_paused = true)]
+async fn failure_beside_busy_workers_needs_no_retry_budget() {
+    const REQUESTS: usize = 200;
+    let at_first_busy = || {
+        let seen = Mutex::new(HashSet::new());
+        FakeWorker::start(move |request| {
+            let is_new = seen.lock().insert(request.body.clone());
+            if is_new { Reply::status(429) } else { Reply::good() }
+        })
+    };
+    let busy = [at_first_busy().await, at_first_busy().await];
+    let mut failing = FakeWorker::start(|_| Reply::status(500)).await;
+    let config = Config {
+        cb_failure_threshold: u32::MAX,
+        // 100 retries in ten seconds are always allowed. A third of the requests meets the failing worker first.
+        retry_budget: "0".parse().expect("a share"),
+        ..in_turn()
+    };
+    let router = router(config, &[&busy[0], &busy[1], &failing]).await;
+    let mut asking = JoinSet::new();
+    for number in 0..REQUESTS {
+        let address = router.local_addr();
+        asking
+            .spawn(async move { Client::connect(address).await.post(PATH, prompt(number)).await });
+    }
+    for answer in asking.join_all().await {
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    assert!(failing.requests_so_far() > REQUESTS / 2, "most requests have met it");
     assert_nothing_reserved(&router).await;
 }
