@@ -1,8 +1,8 @@
 //! Sends a request to one worker after another, until one has sent the start of a response.
 //!
 //! A broken connection or a lost worker is retried at once. An error status, garbage or a late first byte is
-//! retried within the retry budget, or without it if another worker was busy. If a worker is busy, the others are tried until all are busy. A 4xx is a response,
-//! not a failure.
+//! retried within the retry budget, or without it if another worker was busy. If a worker is busy, the others are tried
+//! until all are busy. A 4xx is a response, not a failure.
 
 use std::{
     pin::pin,
