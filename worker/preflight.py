@@ -13,7 +13,8 @@ from mla_router.worker.model.quantization.choose import choose_quantization
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, division of heads, context length, quantization, chat template and GPU of a config with local folders. Raises ConfigError."""
+    """Checks model, division of heads, context length, quantization, chat template and GPU of a config with local folders.
+    Raises ConfigError."""
     try:
         model = read_config(config.folder)
     except ModelError as error:

@@ -2,8 +2,8 @@
 
     python bench/kernels/bench_gqa_prefill.py --out bench/results/gqa_prefill.jsonl
 
-Gemma 2's with and without window and soft cap. The floor counts the products of visible keys. The time is with a cold L2, without the table of work, which is made once a
-step for all layers.
+Gemma 2's with and without window and soft cap. The floor counts the products of visible keys. The time is with a cold L2,
+without the table of work, which is made once a step for all layers.
 """
 
 from __future__ import annotations

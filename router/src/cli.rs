@@ -29,7 +29,8 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     match threads().and_then(|threads| threads.block_on(serve(config))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}"); // clap's prefix, and that of the launchers
+            // The same prefix as in the messages of clap and of the launchers.
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }

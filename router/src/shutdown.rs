@@ -22,8 +22,8 @@ pub struct Gate {
     state: Arc<State>,
 }
 
-/// The requests in flight that have entered on one thread. Threads that count on the same cache line, be it in an
-/// `Arc`, wait for each other.
+/// The requests in flight that have entered on one thread. The counter and the reference count of its `Arc` have cache
+/// lines of their own, because threads that write the same line wait for each other.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Entries {

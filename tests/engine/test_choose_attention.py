@@ -91,7 +91,7 @@ def test_prompts_of_many_heads_go_to_flashinfer_where_it_is_installed(
     monkeypatch.setattr(triton, "Upload", lambda _: None)  # pins memory, which needs a GPU
     monkeypatch.setattr(choose, "FlashInferBackend", Prefill)
     monkeypatch.setattr(choose, "FlashInferMlaBackend", Decode)
-    assert chosen(128) == chosen(16, "flashinfer") == "flashinfer"
+    assert chosen(128) == chosen(128, "flashinfer") == chosen(16, "flashinfer") == "flashinfer"
     assert chosen(16) == chosen(128, "triton") == "triton"
     assert chosen(16, flashinfer_mla=True) == "triton+flashinfer_mla"
     assert chosen(128, flashinfer_mla=True) == "flashinfer+flashinfer_mla"

@@ -17,14 +17,7 @@ from mla_router.worker.server.ipc.peers import Peers
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 
 # Of the ids in answers of the OpenAI and Anthropic endpoints
-PREFIXES = (
-    "chatcmpl-",
-    "cmpl-",
-    "resp_",
-    "msg_",
-)
-
-
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 MAX_LENGTH = 256
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # safe in logs and headers
 

@@ -71,7 +71,8 @@ def choose_attention(
     with_trees: bool = False,
 ) -> ModelAttention:
     """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
-    `kv_cache_dtype`: by default `dtype`; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve the model."""
+    `kv_cache_dtype`: by default `dtype`; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve
+    the model."""
     backends = []
     for spec in model.attention_specs:
         candidates = _candidates(wanted, spec, flashinfer_mla, with_trees=with_trees)

@@ -24,10 +24,7 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentA
 
 _WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
 # Of keys and of values: the kernel supports only these, which are DeepSeek's
-HEAD_WIDTHS = (
-    192,
-    128,
-)
+HEAD_WIDTHS = (192, 128)
 # FlashInfer requires it for split keys, which `fa3` does not have.
 _WORKSPACE_BYTES = 16 << 20
 
