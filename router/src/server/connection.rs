@@ -12,11 +12,7 @@ use std::{
 
 use http::{Method, Request, Response, Version};
 use parking_lot::Mutex;
-use tokio::{
-    net::TcpStream,
-    sync::watch,
-    time::{Instant, timeout},
-};
+use tokio::{net::TcpStream, sync::watch, time::timeout};
 use tower::ServiceExt;
 
 use crate::{
@@ -65,8 +61,8 @@ pub(crate) enum Lifecycle {
     HandingOver,
     /// New requests are refused; requests in flight finish.
     Draining,
-    /// Connections close after their present response, or at this time.
-    Stopping(Instant),
+    /// Connections close after their present response.
+    Stopping,
 }
 
 /// A connection whose first bytes have arrived, on its way from the accepting thread to a serving thread.
@@ -170,7 +166,7 @@ impl Serving {
         let leaving = lifecycle.wait_for(|lifecycle| match lifecycle {
             Lifecycle::Serving | Lifecycle::Draining => false,
             Lifecycle::HandingOver => is_used,
-            Lifecycle::Stopping(_) => true,
+            Lifecycle::Stopping => true,
         });
         let (_idle, closed) = self.connection_limit.mark_idle();
         tokio::select! {
@@ -203,7 +199,7 @@ impl Serving {
                         Lifecycle::Serving | Lifecycle::Draining => false,
                         // A client that has just connected is about to send a request.
                         Lifecycle::HandingOver => is_used,
-                        Lifecycle::Stopping(_) => true,
+                        Lifecycle::Stopping => true,
                     },
                 };
                 let seen = lifecycle.clone();

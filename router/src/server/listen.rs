@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream, lookup_host},
     sync::watch,
     task::{JoinError, JoinSet},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep},
 };
 
 use crate::{
@@ -90,7 +90,7 @@ fn take_over(socket: &Socket) -> io::Result<()> {
     Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
-/// Accepts connections until the lifecycle is `Stopping`. Then open connections may finish until its deadline.
+/// Accepts connections until the lifecycle is `Stopping`. Returns when all connections are closed.
 pub(crate) async fn accept(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
@@ -101,7 +101,7 @@ pub(crate) async fn accept(
     let address = listener.local_addr().expect("contract: a listening socket has an address");
     let mut acceptor = Acceptor::new(router, address, tls, lifecycle.clone(), cores);
     let mut listener = Some(listener);
-    let deadline = loop {
+    loop {
         let is_full = acceptor.is_full();
         tokio::select! {
             accepted = next(listener.as_ref()), if !is_full => acceptor.accepted(accepted).await,
@@ -114,14 +114,14 @@ pub(crate) async fn accept(
                 Ok(Lifecycle::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
                     acceptor.serve(left);
                 },
-                Ok(Lifecycle::Stopping(deadline)) => break deadline,
+                Ok(Lifecycle::Stopping) => break,
                 // The handle was dropped.
-                Err(_) => break Instant::now(),
+                Err(_) => return,
             },
         }
-    };
+    }
     drop(listener);
-    acceptor.finish(deadline).await;
+    acceptor.finish().await;
 }
 
 /// The open connections, with everything that a new one needs.
@@ -230,16 +230,10 @@ impl Acceptor {
         }
     }
 
-    /// Waits until all connections are closed. Closes the last ones at `deadline`.
-    async fn finish(mut self, deadline: Instant) {
-        let all_closed = async {
-            while let Some(left) = self.connections.join_next().await {
-                self.serve_on_core(left);
-            }
-        };
-        if timeout_at(deadline, all_closed).await.is_err() {
-            let count = self.connections.len();
-            tracing::warn!("closing {count} connections that did not end in time");
+    /// Waits until all connections are closed.
+    async fn finish(mut self) {
+        while let Some(left) = self.connections.join_next().await {
+            self.serve_on_core(left);
         }
     }
 }

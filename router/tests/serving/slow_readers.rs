@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use mla_router::{Config, fleet::Phase};
+use mla_router::{Config, RouterHandle, fleet::Phase};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -49,6 +49,10 @@ impl Firehose {
             }
         });
         Self { address, written, streams }
+    }
+
+    fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
     }
 }
 
@@ -101,9 +105,9 @@ fn queued(from: u16, to: u16) -> u64 {
         .sum()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_reader_is_buffered_little_and_closed_after_a_timeout() {
-    let mut worker = Firehose::start().await;
+/// A router, its worker, and a client that has requested a stream and does not read it.
+async fn unread_stream() -> (Firehose, RouterHandle, TcpStream) {
+    let worker = Firehose::start().await;
     let url = format!("http://{}", worker.address).parse().expect("a valid URL");
     let config = Config { worker_urls: vec![url], ..config() };
     let router = router_without_waiting(config, &[]).await;
@@ -115,28 +119,56 @@ async fn slow_reader_is_buffered_little_and_closed_after_a_timeout() {
         body.len()
     );
     client.write_all(request.as_bytes()).await.expect("the router reads");
+    (worker, router, client)
+}
+
+/// Waits until the stream stops because all buffers are full, with more bytes on the way than the router may hold.
+/// Returns the bytes written.
+async fn buffers_are_full(worker: &Firehose) -> u64 {
+    let (mut written, mut same) = (0, 0);
+    soon(async {
+        while same < 5 || written <= BOUND {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            same = if worker.written() == written { same + 1 } else { 0 };
+            written = worker.written();
+        }
+        written
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_reader_is_buffered_little_and_closed_after_a_timeout() {
+    let (mut worker, router, client) = unread_stream().await;
     let upstream = soon(worker.streams.recv()).await.flatten().expect("a stream");
     let (router_port, client_port) =
         (router.local_addr().port(), client.local_addr().expect("bound").port());
-    let written = || worker.written.load(Ordering::Relaxed);
     let outside = || queued(worker.address.port(), upstream) + queued(router_port, client_port);
-    // The stream stops when all buffers are full, with more bytes on the way than the router may hold. The bytes in
-    // the kernel are counted only then, because that takes long with many sockets.
-    let (mut seen, mut same) = ((0, 0), 0);
-    soon(async {
-        while same < 5 || seen.0 <= BOUND || seen.1 != outside() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            let now = written();
-            same = if now == seen.0 { same + 1 } else { 0 };
-            seen = (now, if same < 5 { 0 } else { outside() });
+    // Nothing moves between two readings of the same values.
+    let (written, outside) = soon(async {
+        loop {
+            let before = (buffers_are_full(&worker).await, outside());
+            if before == (worker.written(), outside()) {
+                break before;
+            }
         }
     })
     .await;
-    let (written, outside) = seen;
     let held = (written + SLACK).saturating_sub(outside);
     assert!(held <= BOUND + SLACK, "{held} of {written} bytes");
     // The kernel closes the connection of a client that reads nothing.
     assert_eq!(soon(worker.streams.recv()).await, Some(None));
     assert_nothing_reserved(&router).await;
     drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_reader_does_not_delay_the_stop() {
+    let (mut worker, router, _client) = unread_stream().await;
+    soon(worker.streams.recv()).await.flatten().expect("a stream");
+    buffers_are_full(&worker).await;
+    let stopped = router.stop(Duration::from_millis(1));
+    // Less than the time after which the kernel closes the connection.
+    tokio::time::timeout(Duration::from_secs(10), stopped).await.expect("the router has stopped");
+    assert_eq!(soon(worker.streams.recv()).await, Some(None));
 }
