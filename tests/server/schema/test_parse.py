@@ -13,6 +13,7 @@ from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.messages import MessagesRequest
 from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
 from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unknown import NO_EFFECT
 from mla_router.worker.server.schema.unsupported import NEUTRAL, refuse_unsupported
 
 CHAT = msgspec.json.Decoder(ChatRequest)
@@ -108,13 +109,16 @@ def test_invalid_json_is_refused(body: bytes) -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    request = parse(b'{"model": "m", "user": "u", "metadata": {"a": [1]}, "model": "n"}', CHAT)
+    body = b'{"model": "m", "user": "u", "metadata": {"a": [1]}, "provider": {}, "model": "n"}'
+    request, ignored = parse(body, CHAT)
     assert request.model == "n"
+    assert ignored == ["provider"]
 
 
 def test_prompts_of_all_four_kinds() -> None:
     for prompt in ("text", ["a", "b"], [1, 2], [[1], [2, 3]]):
-        assert parse(msgspec.json.encode({"prompt": prompt}), COMPLETION).prompt == prompt
+        request, _ = parse(msgspec.json.encode({"prompt": prompt}), COMPLETION)
+        assert request.prompt == prompt
 
 
 UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
@@ -147,34 +151,6 @@ def test_neutral_values_pass() -> None:
             refuse_unsupported(kind(**{name: None}))
 
 
-# Fields of other servers that change no answer: sender, accounting, logging, routing.
-HARMLESS = frozenset(
-    [
-        "cache_control",
-        "conversation_id",
-        "custom_labels",
-        "diagnostics",
-        "external_trace_header",
-        "http_worker_ipc",
-        "inference_geo",
-        "log_metrics",
-        "metadata",
-        "no_logs",
-        "prompt_cache_key",
-        "received_time",
-        "return_mm_kwargs",
-        "return_token_offsets",
-        "routing_key",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "speed",
-        "store",
-        "user",
-        "user_profile_id",
-        "workspace_id",
-    ]
-)
 # Fields for models of images, audio and video only.
 OF_MEDIA = frozenset(
     [
@@ -269,5 +245,5 @@ def test_no_field_of_a_peer_is_dropped_silently(
     peer: str, kind: type[msgspec.Struct], fields: str
 ) -> None:
     """The names come from the request models of the two projects (2026)."""
-    dropped = set(fields.split()) - set(kind.__struct_fields__) - HARMLESS - OF_MEDIA
+    dropped = set(fields.split()) - set(kind.__struct_fields__) - NO_EFFECT - OF_MEDIA
     assert not dropped, f"{peer}: {sorted(dropped)}"

@@ -13,10 +13,9 @@ from aiohttp import web
 from mla_router.worker.messages import Recorded
 from mla_router.worker.server.endpoints.info import stats_fields
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.schema.native import AbortRequest, StartProfileRequest
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE
 
@@ -35,7 +34,7 @@ async def flush_cache(request: web.Request) -> web.Response:
 
 async def abort_request(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    body = parse(await read_body(request), _abort_decoder)
+    body = await read_parsed(request, _abort_decoder)
     service = state.ready()
     if body.abort_all:
         return json_response({"aborted": await service.names.abort_all()})
@@ -46,7 +45,7 @@ async def abort_request(request: web.Request) -> web.Response:
 
 async def start_profile(request: web.Request) -> web.Response:
     service = request.app[STATE].ready()
-    body = parse(await read_body(request) or b"{}", _profile_decoder)
+    body = await read_parsed(request, _profile_decoder, empty=b"{}")
     refuse_unsupported(body)
     num_steps = DEFAULT_STEPS if body.num_steps is None else body.num_steps
     if not 1 <= num_steps <= MAX_STEPS:

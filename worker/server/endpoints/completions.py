@@ -11,8 +11,8 @@ from aiohttp import web
 
 from mla_router.worker.server.endpoints.completion_choice import Choice, Part, Wanted
 from mla_router.worker.server.errors import InvalidField
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.http.sse import PLACEHOLDER, TextEvent, event, stream
 from mla_router.worker.server.request_names import check_rid, trace_of
 from mla_router.worker.server.requests.handler import RequestHandler
@@ -21,7 +21,6 @@ from mla_router.worker.server.requests.timing import Timing
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.validation.defaults import fill_in
@@ -50,7 +49,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await read_body(request), _decoder)
+    body = await read_parsed(request, _decoder)
     model = service.check_model(body.model)
     refuse_unsupported(body)
     fill_in(body, service.config)

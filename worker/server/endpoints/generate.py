@@ -13,8 +13,8 @@ from aiohttp import web
 from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.native_answer import GrowingAnswer
 from mla_router.worker.server.errors import InvalidField
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.http.sse import event, stream
 from mla_router.worker.server.media.decode import MAX_OF_ALL
 from mla_router.worker.server.media.reader import MAX_VIDEOS, pixels_of
@@ -28,7 +28,6 @@ from mla_router.worker.server.schema.native import (
     NativeMedia,
     NativeSamplingFields,
 )
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.validation.prompts import cache_key, read_prompts
@@ -50,7 +49,7 @@ FIELDS: dict[Kind, str] = {"image": "image_data", "video": "video_data"}
 async def generate(request: web.Request) -> web.StreamResponse:
     begun = time.monotonic()
     service = request.app[STATE].accepting()
-    body = parse(await read_body(request), _decoder)
+    body = await read_parsed(request, _decoder)
     refuse_unsupported(body)
     sampling = _sampling(body, service)
     # Each event repeats the logprobs of all tokens. This worker does not have those that another worker sampled.

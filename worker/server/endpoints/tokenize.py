@@ -11,10 +11,9 @@ from aiohttp import web
 from mla_router.worker.server.endpoints.chat.media import prompt_tokens
 from mla_router.worker.server.endpoints.chat.tools import read_tools
 from mla_router.worker.server.errors import InvalidField
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE
@@ -52,7 +51,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.Response:
     """Returns the token ids that /v1/completions or /v1/chat/completions would compute."""
     service = request.app[STATE].ready()
-    body = parse(await read_body(request), _tokenize_decoder)
+    body = await read_parsed(request, _tokenize_decoder)
     service.check_model(body.model)
     refuse_unsupported(body)
     if (body.prompt is None) == (body.messages is None):
@@ -103,7 +102,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     """Returns the text of token ids, with special tokens unless the request skips them."""
     service = request.app[STATE].ready()
-    body = parse(await read_body(request), _detokenize_decoder)
+    body = await read_parsed(request, _detokenize_decoder)
     service.check_model(body.model)
     several = bool(body.tokens) and all(isinstance(item, list) for item in body.tokens)
     lists = cast("list[list[int]]", body.tokens if several else [body.tokens])

@@ -9,6 +9,7 @@ import msgspec
 
 from mla_router.worker.server.errors import InvalidField, InvalidRequest, MissingField
 from mla_router.worker.server.schema.choices import choices
+from mla_router.worker.server.schema.unknown import unknown_fields
 
 # The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -17,12 +18,14 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 
-def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
-    """Parses and type-checks a body. Raises InvalidRequest, which names the field."""
+def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> tuple[Request, list[str]]:
+    """Parses and type-checks a body. Returns it and its unknown fields, which are ignored. Raises InvalidRequest, which
+    names the field."""
     if not body.strip():
         raise InvalidRequest("The body is empty; send a JSON object")
     try:
-        return decoder.decode(body)
+        ignored = unknown_fields(body, decoder.type)
+        return decoder.decode(body), ignored
     except msgspec.ValidationError as error:
         location = _LOCATION.search(str(error))
         path = location["path"] if location else ""

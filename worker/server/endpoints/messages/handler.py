@@ -24,15 +24,14 @@ from mla_router.worker.server.endpoints.messages.schema import (
     ToolUseBlock,
 )
 from mla_router.worker.server.errors import ErrorBody, MissingField
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.http.sse import event, stream
 from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.messages import MessagesRequest
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.state import STATE, Service
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
@@ -40,7 +39,7 @@ _decoder = msgspec.json.Decoder(MessagesRequest)
 
 async def messages(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await read_body(request), _decoder)
+    body = await read_parsed(request, _decoder)
     model = service.check_model(body.model)
     if body.max_tokens is None:
         raise MissingField("max_tokens")
@@ -69,7 +68,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.Response:
     """Returns the number of prompt tokens that /v1/messages would compute for the same body."""
     service = request.app[STATE].ready()
-    body = parse(await read_body(request), _decoder)
+    body = await read_parsed(request, _decoder)
     service.check_model(body.model)
     chat = await _chat(service, body)
     tools = read_tools(chat, FIELD_NAMES.tool)

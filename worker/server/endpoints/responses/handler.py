@@ -22,13 +22,12 @@ from mla_router.worker.server.endpoints.responses.schema import (
     ResponseUsage,
 )
 from mla_router.worker.server.endpoints.responses.text_logprobs import TextLogprobs
-from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.http.sse import stream
 from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.requests.choice import Output
 from mla_router.worker.server.requests.replay import read_replay
-from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.responses import (
     ResponsesRequest,
     TextFormat,
@@ -44,7 +43,7 @@ FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name", "text.f
 
 async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await read_body(request), _decoder)
+    body = await read_parsed(request, _decoder)
     model = service.check_model(body.model)
     streams, scored = bool(body.stream), wants_logprobs(body)
     # The last events repeat all logprobs. Another worker does not have those of the first tokens.

@@ -1,0 +1,148 @@
+"""Fields of a body that its type does not have.
+
+Clients and gateways send fields of other servers, so an unknown field is ignored. A misspelt one would be ignored as well,
+so a name that is one slip away from a field's is refused. Lists of such clients' fields are in the tests: none is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import Struct, inspect
+
+from mla_router.worker.server.errors import InvalidRequest
+
+# Fields of other servers that change no answer: sender, accounting, logging, routing.
+NO_EFFECT = frozenset(
+    [
+        "cache_control",
+        "conversation_id",
+        "custom_labels",
+        "diagnostics",
+        "external_trace_header",
+        "http_worker_ipc",
+        "include_obfuscation",
+        "inference_geo",
+        "log_metrics",
+        "metadata",
+        "no_logs",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "received_time",
+        "requestId",
+        "return_mm_kwargs",
+        "return_token_offsets",
+        "routing_key",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "speed",
+        "store",
+        "user",
+        "user_profile_id",
+        "workspace_id",
+    ]
+)
+# Shorter names have foreign neighbours: `models` of OpenRouter, `top_a` of text-generation-webui.
+MIN_LENGTH = 6
+MAX_LENGTH = 64  # longer names are no slips
+MAX_EXAMINED = 64  # unknown fields of an object; clients send a few
+
+BRACE = ord("{")
+
+_names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of an object."""
+
+    known: frozenset[str]
+    spellings: dict[str, str]  # the field of each plain name
+    slips: dict[str, str]  # the field of each plain name with at most one letter left out
+    objects: dict[str, _Fields]  # the fields of those fields that are objects
+
+    def meant(self, name: str) -> str | None:
+        """Returns the field whose name differs by case, `-`, `_` or one slip: a letter more, less or wrong, or two
+        swapped."""
+        if len(name) > MAX_LENGTH:
+            return None
+        plain = _plain(name)
+        if field := self.spellings.get(plain):
+            return field
+        # Names are one slip apart if they are equal after at most one letter of each is left out.
+        return next((self.slips[text] for text in _shortened(plain) if text in self.slips), None)
+
+
+def unknown_fields(body: bytes, kind: type[Struct]) -> list[str]:
+    """Returns the unknown fields of a body, and of the objects in its fields, that are ignored. Raises InvalidRequest for a
+    misspelt field."""
+    ignored: list[str] = []
+    _examine(body, _fields_of(kind), "", ignored)
+    return ignored
+
+
+def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: list[str]) -> None:
+    """Adds to `ignored`."""
+    given = _names.decode(text)
+    if not fields.known.issuperset(given):
+        foreign = (name for name in given if name not in fields.known and name not in NO_EFFECT)
+        for name in islice(foreign, MAX_EXAMINED):
+            if meant := fields.meant(name):
+                raise InvalidRequest(
+                    f"unknown field `{prefix}{name}`; did you mean `{prefix}{meant}`?",
+                    param=prefix + name,
+                    code="unknown_parameter",
+                )
+            ignored.append(prefix + name)
+    for name in fields.objects.keys() & given.keys():
+        if memoryview(given[name])[0] == BRACE:
+            _examine(given[name], fields.objects[name], f"{prefix}{name}.", ignored)
+
+
+@cache
+def _fields_of(kind: type[Struct]) -> _Fields:
+    return _read([inspect.type_info(kind)], depth=1)
+
+
+def _read(kinds: list[Any], depth: int) -> _Fields:
+    """Returns the fields of structs. An object is one of these."""
+    types = {field.encode_name: field.type for kind in kinds for field in kind.fields}
+    tags = {kind.tag_field for kind in kinds if kind.tag_field}
+    supported = [name for name, kind in types.items() if not isinstance(kind, inspect.AnyType)]
+    objects = {name: _structs(kind) for name, kind in types.items()} if depth else {}
+    plain = {_plain(name): name for name in supported}
+    return _Fields(
+        known=frozenset(tags | types.keys()),
+        spellings=plain,
+        slips={
+            text: name
+            for spelling, name in plain.items()
+            if len(spelling) >= MIN_LENGTH
+            for text in _shortened(spelling)
+        },
+        objects={name: _read(kinds, depth - 1) for name, kinds in objects.items() if kinds},
+    )
+
+
+def _structs(kind: Any) -> list[Any]:
+    """Returns the structs among the types of a field."""
+    types = kind.types if isinstance(kind, inspect.UnionType) else [kind]
+    return [one for one in types if isinstance(one, inspect.StructType)]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """Yields a text, and the text without each of its letters."""
+    yield text
+    for index in range(len(text)):
+        yield text[:index] + text[index + 1 :]
