@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 
 from mla_router.launch.installed import require_router
-from mla_router.launch.secrets import hide_keys
+from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 
 
 def main() -> int:
     hide_keys()
+    warn_of_misspelt_keys()
     require_router()
     from mla_router._router import run_cli
 

@@ -1,4 +1,4 @@
-"""Hides keys in arguments from other users of the machine.
+"""Hides keys in arguments from other users of the machine, and names misspelt variables of keys.
 
 Every user can read the arguments of every process (`ps`, /proc/PID/cmdline), so keys belong in the environment. Keys in
 arguments are overwritten at the start, in the memory that the kernel shows.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from mla_router.worker.config import misspelt_keys
 
 KEY_FLAG = re.compile(rb"--[a-z-]*-key")  # --api-key, --admin-api-key and the like
 # Indices of fields of /proc/self/stat after the program's name, which may contain blanks: see proc(5).
@@ -43,6 +46,12 @@ def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
         elif is_key:
             yield at, len(argument)
         at += len(argument) + 1
+
+
+def warn_of_misspelt_keys() -> None:
+    """Names variables such as MLA_ROUTER_APIKEY on stderr: without the intended key, a server is open."""
+    for name, meant in misspelt_keys().items():
+        print(f"warning: nothing reads {name}; did you mean {meant}?", file=sys.stderr)
 
 
 class HeaderFile:

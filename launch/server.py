@@ -29,7 +29,7 @@ from mla_router.launch.router_config import (
     with_router_keys,
     with_worker_key,
 )
-from mla_router.launch.secrets import hide_keys
+from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.signals import KILLED_BY_CTRL_C
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
@@ -47,6 +47,7 @@ WORKERS = "requests to workers"
 
 def main() -> int:
     hide_keys()
+    warn_of_misspelt_keys()
     require_worker()
     return run(sys.argv[1:])
 

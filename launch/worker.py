@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from mla_router.launch.installed import require_worker
-from mla_router.launch.secrets import hide_keys
+from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 
 
 def main() -> int:
     hide_keys()
+    warn_of_misspelt_keys()
     require_worker()
     from mla_router.worker.__main__ import main as worker_main
 

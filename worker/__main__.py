@@ -21,6 +21,7 @@ from mla_router.worker.model_folder import locate
 from mla_router.worker.server.processes.setup import set_up
 
 EXIT_BAD_FLAGS = 2
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RANK = (sys.executable, "-u", "-m", "mla_router.worker.ranks")
 SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
 
@@ -80,6 +81,11 @@ def main(
     set_up(config)
     if ignored := flags.without_effect(arguments):
         log.warning("without effect here: %s", ", ".join(ignored))
+    if not config.api_key and config.host not in _LOOPBACK:
+        log.warning(
+            "without a key, every client that can reach %s can use this worker: set MLA_ROUTER_API_KEY",
+            config.host,
+        )
     # These imports take a second, so they follow the check of the flags.
     from mla_router.worker.server.processes import first
     from mla_router.worker.server.processes.listeners import listen

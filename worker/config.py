@@ -9,19 +9,29 @@ import dataclasses
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from mla_router.worker.settings import MIN_DIST_KEY, ConfigError, Settings
 from mla_router.worker.tree_shape import TreeShape
 
-__all__ = ["SMALL_MODEL", "ConfigError", "WorkerConfig", "secrets_of_environment"]
+__all__ = [
+    "SMALL_MODEL",
+    "ConfigError",
+    "WorkerConfig",
+    "misspelt_keys",
+    "secrets_of_environment",
+]
 
 # For ranks on one machine. Torch sets up multicast by NVLink switches unless forbidden; nothing here uses it
 _RANKS = {"NCCL_SOCKET_IFNAME": "lo", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 # Steps differ in size, so memory that one step frees must be usable for tensors of other sizes in the next step.
 # OpenMP threads sleep while they wait: on a busy machine, spinning threads occupy the cores that the awaited threads need.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
+
+# Variables that the router alone reads
+_ROUTER_KEYS = {"MLA_ROUTER_WORKER_API_KEY", "MLA_ROUTER_WORKER_ADMIN_API_KEY"}
 
 # Drafts of speculative decoding, unless a flag says otherwise: as SGLang for DeepSeek's models
 _NUM_DRAFTS = 3
@@ -258,6 +268,16 @@ class WorkerConfig(Settings):
         }
         ranks = _RANKS if self.tp_size > 1 and self.nnodes == 1 else {}
         return {**_TORCH, **ranks, **os.environ, **secrets}
+
+
+def misspelt_keys() -> dict[str, str]:
+    """Returns the variables of the environment that are named like a key and that nothing reads, each with the most
+    similar one that is read."""
+    fields = dataclasses.fields(WorkerConfig)
+    read = _ROUTER_KEYS | {f.metadata["variable"] for f in fields if "variable" in f.metadata}
+    given = {name for name in os.environ if re.match("MLA_ROUTER_.*KEY", name)}
+    close = {name: get_close_matches(name, sorted(read), n=1) for name in sorted(given - read)}
+    return {name: names[0] for name, names in close.items() if names}
 
 
 def secrets_of_environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_every_command_hides_them_before_anything_else(entry: str) -> None:
     shown = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
     assert "--api-key\0*********\0" in shown, shown
     assert KEYS[0] not in shown
+
+
+@pytest.mark.parametrize("entry", ["server", "worker", "router"])
+def test_every_command_names_a_misspelt_variable(entry: str) -> None:
+    variables = {"MLA_ROUTER_APIKEY": "k", "MLA_ROUTER_WORKER_ADMIN_API_KEY": "k"}
+    argv = [sys.executable, "-m", f"mla_router.launch_{entry}", "--version"]
+    done = subprocess.run(
+        argv, env=os.environ | variables, capture_output=True, text=True, check=True
+    )
+    expected = "warning: nothing reads MLA_ROUTER_APIKEY; did you mean MLA_ROUTER_API_KEY?\n"
+    assert done.stderr == expected
 
 
 def test_curl_reads_the_header_from_this_process() -> None:

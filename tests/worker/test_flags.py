@@ -70,12 +70,15 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
     [
         (["--kv-cache-dtype", "fp4_e2m1"], "--kv-cache-dtype fp4_e2m1: choose one of"),
         (["--speculative-algorithm", "EAGLE3"], "--speculative-algorithm EAGLE3: choose one of"),
-        (["--enable-lora"], "--enable-lora: there are no adapters"),
+        (["--enable-lora"], r"--enable-lora: adapters \(LoRA\) are not supported"),
         (["--data-parallel-size", "2"], "launch_server starts several"),
         (["--tp", "8", "--ep", "3"], "--ep-size 3: must divide --tp-size 8"),
         (["--init-expert-location", "a.json"], "--init-expert-location: needs --ep-size of at"),
         (["--ep-num-redundant-experts", "2"], "--ep-num-redundant-experts: needs --ep-size of"),
-        (["--attention-backend", "magic"], "--attention-backend magic: choose one of"),
+        (
+            ["--attention-backend", "magic"],
+            "--attention-backend magic: choose one of auto, triton, flashinfer, torch",
+        ),
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
     ],
 )
@@ -116,11 +119,12 @@ def test_a_whole_prompt_in_a_step_is_limited_by_the_step() -> None:
 def test_a_worker_starts_with_one_line_and_logs_requests() -> None:
     at = USUAL.index("--device")
     without_gpu = [*USUAL[:at], *USUAL[at + 2 :]]
-    with fake_worker(extra=without_gpu) as worker:
+    with fake_worker(extra=[*without_gpu, "--host", "0.0.0.0"]) as worker:
         body = {"model": "deepseek", "prompt": [1, 2], "max_tokens": 2}
         post_json(f"{worker.url}/v1/completions", body)
         output = worker.running.output()
     (line,) = [line for line in output.splitlines() if "without effect here: " in line]
     assert "--enable-metrics (/metrics is always there)" in line
+    assert " WARN without a key, every client that can reach 0.0.0.0 can use this worker" in output
     assert " INFO request " in output
     assert " /v1/completions 200 " in output
