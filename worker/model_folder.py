@@ -47,6 +47,8 @@ def _find(
         if revision:
             raise ConfigError(f"--revision {revision}: {path} is a folder; leave --revision out")
         return Path(path)
+    if Path(path).exists():
+        raise ConfigError(f"{flag} {path}: a file; give the folder of the model")
     if not _HUB_NAME.fullmatch(path):
         raise ConfigError(
             f"{flag} {path}: no such folder; a model on the Hugging Face Hub is ORGANISATION/NAME"

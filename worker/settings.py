@@ -413,7 +413,8 @@ class Settings:
             value, meta = getattr(self, spec.name), spec.metadata
             flag = "--" + spec.name.replace("_", "-")
             if "choices" in meta and value not in meta["choices"]:
-                raise ConfigError(f"{flag} {value}: choose one of {meta['choices']}")
+                choices = ", ".join(map(str, meta["choices"]))
+                raise ConfigError(f"{flag} {value}: choose one of {choices}")
             if "low" in meta and value < meta["low"]:
                 raise ConfigError(f"{flag} {value}: at least {meta['low']}")
             if "high" in meta and value > meta["high"]:

@@ -39,7 +39,7 @@ _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
 _ONE_EXCHANGE = "each rank computes its experts of all tokens"
 _OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
 _SEVERAL = "this is one worker; mla_router.launch_server starts several"
-_NO_LORA = "there are no adapters"
+_NO_LORA = "adapters (LoRA) are not supported"
 _NO_DISAGGREGATION = "prefill and decode run in one worker"
 _NO_SECOND_TIER = "the KV cache has no second tier"
 _KERNELS = "kernels are chosen by --attention-backend"
@@ -50,6 +50,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--enable-cache-report": _tunes("usage always reports cached tokens"),
     "--enable-mixed-chunk": _tunes("on unless --disable-mixed-chunk"),
     "--trust-remote-code": _tunes("a model's own code is never run"),
+    "--enable-multimodal": _tunes("on if the model takes images"),
     "--skip-server-warmup": _tunes("no request is sent to warm up"),
     "--warmups": _tunes("no request is sent to warm up", ONE),
     "--tokenizer-mode": _tunes("always the fast tokenizer", ONE, "auto"),
@@ -96,7 +97,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--moe-runner-backend": _tunes("one implementation", ONE, "auto", "triton"),
     "--prefill-attention-backend": _tunes(_KERNELS, ONE),
     "--decode-attention-backend": _tunes(_KERNELS, ONE),
-    "--mm-attention-backend": _tunes("no images", ONE),
+    "--mm-attention-backend": _tunes("one implementation", ONE),
     "--flashinfer-mla-disable-ragged": _tunes(_KERNELS),
     "--triton-attention-num-kv-splits": _tunes("splits follow from the batch", ONE),
     "--triton-attention-reduce-in-fp32": _tunes(_ALWAYS),
@@ -137,7 +138,6 @@ FLAGS: dict[str, ForeignFlag] = {
     "--disaggregation-mode": _refused(_NO_DISAGGREGATION, ONE, "null"),
     "--disaggregation-transfer-backend": _refused(_NO_DISAGGREGATION, ONE),
     "--disaggregation-bootstrap-port": _refused(_NO_DISAGGREGATION, ONE),
-    "--enable-multimodal": _refused("the models served here read text only"),
     "--is-embedding": _refused("the models served here generate text only"),
     "--skip-tokenizer-init": _refused("there is no mode without a tokenizer; send token ids"),
     "--grpc-mode": _refused("the worker speaks HTTP"),

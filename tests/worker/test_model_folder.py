@@ -86,6 +86,7 @@ def test_the_reason_for_which_a_name_is_not_found(
 
 def test_a_path_that_is_no_folder(tmp_path: Path) -> None:
     assert "no such folder; a model on the Hugging Face Hub" in refused("--model-path=/no/such")
+    assert "a file; give the folder" in refused(f"--model-path={SMALL_MODEL / 'config.json'}")
     assert "no config.json in this folder" in refused(f"--model-path={tmp_path}")
     line = refused(f"--model-path={SMALL_MODEL}", "--revision=main")
     assert line.startswith("error: --revision main: ")

@@ -32,6 +32,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NEXTN_FILE = "nextn_layer_parameters.safetensors"  # of SGLang's export_deepseek_nextn.py
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+LFS_POINTER = b"version https://git-lfs"  # its first bytes; git leaves it in place of a large file
 MAX_LISTED = 20  # names shown of each kind of mistake
 PARALLEL_FILES = 4  # threads: each waits for the disk at every page, several keep it busy
 
@@ -141,7 +142,9 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.is_file():
         if not (folder / SINGLE_FILE).is_file():
-            raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE}")
+            raise ModelError(
+                f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE}; weights are read from safetensors alone"
+            )
         return [folder / SINGLE_FILE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -160,8 +163,13 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 yield name, tensors.get_tensor(name)
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
         raise ModelError(f"{file}: {error}") from error
+    except SafetensorError as error:
+        with file.open("rb") as opened:
+            is_pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER
+        reason = "a pointer of Git LFS; run `git lfs pull` in this folder" if is_pointer else error
+        raise ModelError(f"{file}: {reason}") from error
 
 
 def _listed(mistakes: list[tuple[str, str]]) -> str:

@@ -110,8 +110,9 @@ def _first_that_serves(
     for candidate in candidates:
         obstacle = candidate.obstacle(spec, device, dtype, kv_cache_dtype)
         if obstacle is None:
-            for passed_over in obstacles:
-                logger.info("Not used for attention: %s", passed_over)
+            if device.type != "cpu":
+                for passed_over in obstacles:
+                    logger.info("Not used for attention: %s", passed_over)
             return candidate.build(spec, device, dtype, kv_cache_dtype)
         obstacles.append(obstacle)
     raise ConfigError("; ".join(dict.fromkeys(obstacles)))
