@@ -172,6 +172,18 @@ def test_forced_text(source: str, before: str, forced: bool) -> None:
     assert bool(output.run) is forced
 
 
+@pytest.mark.parametrize("before", ["", "one fine day in a large forest "])
+def test_a_marker_is_not_written_in_parts(before: str) -> None:
+    """Both markers begin with <｜tool▁call. The model chooses between their tokens."""
+    begins, ends = "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"
+    output = begin(Grammar("ebnf", f'root ::= "{before}" ("{begins}" | "{ends}")'))
+    for token in VOCABULARY.encode(before):
+        assert not output.run or output.run[0] == token
+        assert output.accept(token)
+    assert not output.run
+    assert {*VOCABULARY.encode(begins + ends)} <= {*allowed(output.matcher)}
+
+
 def test_long_text_is_split_into_runs() -> None:
     text = "In winter the days are short, in summer the nights are. " * 200
     output = begin(Grammar("ebnf", f'root ::= "{text}"'))

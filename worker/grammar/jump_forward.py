@@ -1,7 +1,8 @@
 """Jump-forward decoding: text that the grammar forces is appended without the model (Zheng et al., arXiv:2312.07104).
 
 xgrammar returns the text that must come next. It is tokenized alone. This is exact at its beginning, because a token
-has just ended there. The last token is dropped, because it might merge with the following text.
+has just ended there. The last token is dropped, because it might merge with the following text. An end that may be the
+beginning of an added token, such as a marker of calls, is dropped as well: the model never writes such a token in parts.
 
 The forced tokens are a function of the output's tokens. So an output has the same tokens wherever it is interrupted,
 and whether or not a run is computed in one step.
@@ -26,6 +27,14 @@ class ForcedTokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        added = vocabulary.tokenizer.get_added_tokens_decoder().values()
+        self._openings = {  # beginnings of added tokens; text has no special ones
+            token.content[:end]
+            for token in added
+            if not token.special
+            for end in range(1, len(token.content))
+        }
+        self._max_opening = max(map(len, self._openings), default=0)
 
     def run(self, text: str) -> tuple[list[int], str]:
         """Returns the first tokens of `text`, none or MIN_RUN to RUN_TOKENS, and the rest of `text`.
@@ -33,7 +42,7 @@ class ForcedTokens:
         The tokens do not depend on the following text. A token whose bytes differ from the text ends the run:
         tokenizers may normalize, or add a blank at the beginning.
         """
-        shown = text[:WINDOW]
+        shown = self._without_opening(text[:WINDOW])
         data, at = shown.encode(), 0
         run = []
         for token in self._vocabulary.encode(shown)[:-1][:RUN_TOKENS]:
@@ -44,7 +53,12 @@ class ForcedTokens:
             at += len(piece)
         if len(run) < MIN_RUN:
             return [], ""
-        return run, data[at:].decode(errors="ignore") + text[WINDOW:]
+        return run, data[at:].decode(errors="ignore") + text[len(shown) :]
+
+    def _without_opening(self, text: str) -> str:
+        lengths = range(min(len(text), self._max_opening), 0, -1)
+        length = next((length for length in lengths if text[-length:] in self._openings), 0)
+        return text[: len(text) - length]
 
 
 class Output:
