@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
 from mla_router.worker.kernels.attention.mla_wide_fp8 import convert_pieces
 from mla_router.worker.kernels.attention.mla_wide_rows import COPIERS, ROWS, TOKENS, copy_pieces
-from mla_router.worker.kernels.attention.mla_wide_sums import first_sums, second_sums
+from mla_router.worker.kernels.attention.mla_wide_sums import tile_sums
 from mla_router.worker.kernels.pdl import reads_early
 
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = gl.constexpr(216), gl.constexpr(72)  # of a thread
@@ -103,6 +103,7 @@ def attend_wide_kernel(
         page_table_stride,
     )
     results = out, partial_out, partial_lse, value_scale
+    operands = rows, queries, exchange, work, results, scale_log2
     of_queries = (
         q_latent,
         q_pe,
@@ -113,38 +114,8 @@ def attend_wide_kernel(
     )
     gl.warp_specialize(
         [
-            (
-                first_sums,
-                (
-                    rows,
-                    queries,
-                    exchange,
-                    work,
-                    results,
-                    scale_log2,
-                    HEADS,
-                    QUERIES,
-                    PREFIX,
-                    SETTLED,
-                    FP8,
-                ),
-            ),
-            (
-                second_sums,
-                (
-                    rows,
-                    queries,
-                    exchange,
-                    work,
-                    results,
-                    scale_log2,
-                    HEADS,
-                    QUERIES,
-                    PREFIX,
-                    SETTLED,
-                    FP8,
-                ),
-            ),
+            (tile_sums, (operands, 0, HEADS, QUERIES, PREFIX, SETTLED, FP8)),
+            (tile_sums, (operands, 1, HEADS, QUERIES, PREFIX, SETTLED, FP8)),
             (
                 _copies,
                 (rows, queries, work, of_queries, cache, HEADS, QUERIES, PAGE_SIZE, SETTLED, FP8),

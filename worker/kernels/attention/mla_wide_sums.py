@@ -140,9 +140,10 @@ def _give_weights(values, exchange, tile: gl.constexpr, barrier: gl.constexpr):
 
 
 @gluon.jit
-def _operand(weights, of_sums: gl.constexpr):
-    """Returns weights as the first operand of sums, in registers."""
-    return gl.convert_layout(weights, gl.DotOperandLayout(0, of_sums, 2), assert_trivial=True)
+def _operand(weights, acc):
+    """Returns weights as the first operand of a product that is added to `acc`, in registers."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return gl.convert_layout(weights, operand, assert_trivial=True)
 
 
 @gluon.jit
@@ -153,26 +154,21 @@ def _release(barrier):
 
 
 @gluon.jit
-def first_sums(
-    rows,
-    queries,
-    exchange,
-    work,
-    results,
-    scale_log2,
+def tile_sums(
+    operands,
+    TILE: gl.constexpr,
     HEADS: gl.constexpr,
     QUERIES: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
     FP8: gl.constexpr,
 ):
-    """Computes weights of the first tile of each pair, and the first half of the columns."""
-    latents, full, empty = rows[0], rows[2], rows[3]
-    weights, maxima, given = exchange[0], exchange[1], exchange[3]
+    """Computes the weights of tile TILE of each pair, and half TILE of the columns of the sums."""
+    rows, queries, exchange, work, results, scale_log2 = operands
     asked = queries[2]
     ALL_ROWS: gl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
-    HALF: gl.constexpr = latents.shape[2]
+    HALF: gl.constexpr = rows[0].shape[2]
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -196,116 +192,85 @@ def first_sums(
             mbarrier.wait(asked.index(0), pieces & 1)
             for block in range(first, last):
                 at = _unknown_zero(step)
-                scores = _scores(rows, queries, 0, step, of_scores)
+                scores = _scores(rows, queries, TILE, step, of_scores)
                 if block + 1 == last:
                     _release(asked.index(1))
-                values, own = _softmax(
-                    scores, maximum, 2 * block * TOKENS, visible, least, scale_log2
-                )
-                _give_maximum(own, exchange, 0)
-                shrink = gl.exp2(maximum - own)
-                total = total * shrink + gl.sum(values, 1)
-                acc = _scaled(acc, shrink)
-                operand = _operand(values.to(latents.dtype), of_sums)
-                acc = warpgroup_mma(operand, latents.index(at), acc, is_async=True)
-                acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
-                _release(empty.index(0))
-                mbarrier.wait(given.index(1), step & 1)
-                maximum = maxima.index(1).load(of_rows)
-                shrink = gl.exp2(own - maximum)
-                values *= gl.expand_dims(shrink, 1)
-                _give_weights(values.to(latents.dtype), exchange, 0, 2)
-                total *= shrink
-                acc = _scaled(acc, shrink)
-                _wait_full(full, 2, step)
-                acc = warpgroup_mma(
-                    weights.index(1 + at), latents.index(2 + at), acc, is_async=True
-                )
-                acc = warpgroup_mma_wait(0, deps=[acc])
-                _release(empty.index(2))
+                seen = (2 * block + TILE) * TOKENS, visible, least, scale_log2
+                if TILE == 0:
+                    acc, maximum, total = _add_first(
+                        acc, maximum, total, scores, seen, rows, exchange, step, at
+                    )
+                else:
+                    acc, maximum, total = _add_second(
+                        acc, maximum, total, scores, seen, rows, exchange, step, at
+                    )
                 step += 1
-            total = _whole_total(total, exchange, 0, pieces)
+            total = _whole_total(total, exchange, TILE, pieces)
             pieces += 1
-        _store(acc, maximum, total, results, part, request, is_whole, row, 0, ALL_ROWS, PREFIX, FP8)
+        _store(
+            acc, maximum, total, results, part, request, is_whole, row, TILE, ALL_ROWS, PREFIX, FP8
+        )
         request += 1
         position = gl.load(work[4] + request)
 
 
 @gluon.jit
-def second_sums(
-    rows,
-    queries,
-    exchange,
-    work,
-    results,
-    scale_log2,
-    HEADS: gl.constexpr,
-    QUERIES: gl.constexpr,
-    PREFIX: gl.constexpr,
-    SETTLED: gl.constexpr,
-    FP8: gl.constexpr,
-):
-    """Computes weights of the second tile of each pair, and the second half of the columns."""
-    latents, full, empty = rows[0], rows[2], rows[3]
-    weights, maxima, given = exchange[0], exchange[1], exchange[3]
-    asked = queries[2]
-    ALL_ROWS: gl.constexpr = HEADS * QUERIES
-    ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
-    HALF: gl.constexpr = latents.shape[2]
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    row = gl.program_id(0) % ROW_BLOCKS * ROWS + gl.arange(0, ROWS, layout=of_rows)
-    if not SETTLED:
-        wait_for_previous()
-    part, request, position, end = own_part(work, ROW_BLOCKS)
-    if SETTLED:
-        wait_for_previous()
-    step, pieces = 0, 0
-    while position < end:
-        length, _, first, last, is_whole = piece_of(work, request, position, end)
-        visible, least = length, length - QUERIES + 1
-        if not PREFIX:
-            visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
-        # Finite, so that a row which sees nothing gets weights 0 and not NaN
-        maximum = gl.full([ROWS], -1e30, gl.float32, of_rows)
-        total = gl.zeros([ROWS], gl.float32, of_rows)
-        acc = gl.zeros([ROWS, HALF], gl.float32, of_sums)
-        if first < last:
-            mbarrier.wait(asked.index(0), pieces & 1)
-            for block in range(first, last):
-                at = _unknown_zero(step)
-                scores = _scores(rows, queries, 1, step, of_scores)
-                if block + 1 == last:
-                    _release(asked.index(1))
-                mbarrier.wait(given.index(0), step & 1)
-                others = maxima.index(0).load(of_rows)
-                values, own = _softmax(
-                    scores, others, (2 * block + 1) * TOKENS, visible, least, scale_log2
-                )
-                maxima.index(1).store(own)
-                weights_of_tile = values.to(latents.dtype)
-                _give_weights(weights_of_tile, exchange, 1, 1)
-                shrink = gl.exp2(maximum - own)
-                total = total * shrink + gl.sum(values, 1)
-                maximum = own
-                acc = _scaled(acc, shrink)
-                operand = _operand(weights_of_tile, of_sums)
-                acc = warpgroup_mma(operand, latents.index(3 + at), acc, is_async=True)
-                mbarrier.wait(given.index(2), step & 1)
-                _wait_full(full, 1, step)
-                # Begins behind the product before, without a gap
-                acc = warpgroup_mma(weights.index(at), latents.index(1 + at), acc, is_async=True)
-                acc, operand = warpgroup_mma_wait(1, deps=[acc, operand])
-                _release(empty.index(3))
-                acc = warpgroup_mma_wait(0, deps=[acc])
-                _release(empty.index(1))
-                step += 1
-            total = _whole_total(total, exchange, 1, pieces)
-            pieces += 1
-        _store(acc, maximum, total, results, part, request, is_whole, row, 1, ALL_ROWS, PREFIX, FP8)
-        request += 1
-        position = gl.load(work[4] + request)
+def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
+    """Adds a pair of tiles to the first half of the columns, and returns acc, maximum and total. `scores` are those of the
+    first tile, `seen` the arguments of `_softmax` behind the maximum. `at`: `_unknown_zero`."""
+    latents, _, full, empty = rows
+    weights, maxima, _, given, _ = exchange
+    first_token, visible, least, scale_log2 = seen
+    values, own = _softmax(scores, maximum, first_token, visible, least, scale_log2)
+    _give_maximum(own, exchange, 0)
+    shrink = gl.exp2(maximum - own)
+    total = total * shrink + gl.sum(values, 1)
+    acc = _scaled(acc, shrink)
+    operand = _operand(values.to(latents.dtype), acc)
+    acc = warpgroup_mma(operand, latents.index(at), acc, is_async=True)
+    acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
+    _release(empty.index(0))
+    mbarrier.wait(given.index(1), step & 1)
+    maximum = maxima.index(1).load(maximum.type.layout)
+    shrink = gl.exp2(own - maximum)
+    values *= gl.expand_dims(shrink, 1)
+    _give_weights(values.to(latents.dtype), exchange, 0, 2)
+    total *= shrink
+    acc = _scaled(acc, shrink)
+    _wait_full(full, 2, step)
+    acc = warpgroup_mma(weights.index(1 + at), latents.index(2 + at), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    _release(empty.index(2))
+    return acc, maximum, total
+
+
+@gluon.jit
+def _add_second(acc, maximum, total, scores, seen, rows, exchange, step, at):
+    """Adds a pair of tiles to the second half of the columns. `scores` are those of the second tile; for the rest see
+    `_add_first`."""
+    latents, _, full, empty = rows
+    weights, maxima, _, given, _ = exchange
+    first_token, visible, least, scale_log2 = seen
+    mbarrier.wait(given.index(0), step & 1)
+    others = maxima.index(0).load(maximum.type.layout)
+    values, own = _softmax(scores, others, first_token, visible, least, scale_log2)
+    maxima.index(1).store(own)
+    weights_of_tile = values.to(latents.dtype)
+    _give_weights(weights_of_tile, exchange, 1, 1)
+    shrink = gl.exp2(maximum - own)
+    total = total * shrink + gl.sum(values, 1)
+    acc = _scaled(acc, shrink)
+    operand = _operand(weights_of_tile, acc)
+    acc = warpgroup_mma(operand, latents.index(3 + at), acc, is_async=True)
+    mbarrier.wait(given.index(2), step & 1)
+    _wait_full(full, 1, step)
+    # Begins behind the product before, without a gap
+    acc = warpgroup_mma(weights.index(at), latents.index(1 + at), acc, is_async=True)
+    acc, operand = warpgroup_mma_wait(1, deps=[acc, operand])
+    _release(empty.index(3))
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    _release(empty.index(1))
+    return acc, own, total
 
 
 @gluon.jit
