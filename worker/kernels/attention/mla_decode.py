@@ -12,6 +12,7 @@ once (`shared_prefixes.py`), by one more launch, whose results are merged with t
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -111,118 +112,145 @@ def mla_decode_triton(
     kv_scale: float = 1.0,
     tail: TreeTail | None = None,
 ) -> Tensor:
-    """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request, with
-    `tail.queries` queries; then `lengths` are of rows in front of its root (`mla_tree_decode.py`). `settled`: `tail.visible` need not be."""
+    """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request, with `tail.queries`
+    queries; then `lengths` are of rows in front of its root (`mla_tree_decode.py`). `settled`: `tail.visible` need not
+    be."""
     if tail is not None:
         queries = tail.queries
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
-    batch, heads, latent = q_latent.shape
-    rope, requests = q_pe.shape[-1], len(lengths)
-    fp8 = is_fp8(cache.dtype)
-    least = 32 if fp8 else 16
-    assert min(latent, rope) >= least and latent & (latent - 1) == rope & (rope - 1) == 0, (
-        f"widths {latent} and {rope}"
-    )
-    assert q_latent.stride(-1) == q_pe.stride(-1) == page_table.stride(-1) == 1 and (
-        cache.is_contiguous()
-    ), f"strides {q_latent.stride()}, {q_pe.stride()}, {page_table.stride()}, {cache.stride()}"
-    assert schedule.block_starts.shape == (requests + 1,), (
+    assert schedule.block_starts.shape == (len(lengths) + 1,), (
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
     assert prefixes is None or queries == 1, f"prefixes of requests with {queries} queries each"
-    assert not schedule.tiling.hopper or (latent, rope) == HOPPER_WIDTHS, (
-        f"{schedule.tiling}, rows of {latent} and {rope} numbers"
-    )
-    assert fp8 or (cache.dtype == q_latent.dtype and kv_scale == 1), (
-        f"cache {cache.dtype} with scale {kv_scale}, q_latent {q_latent.dtype}"
-    )
-    out = torch.empty((batch, heads, latent), dtype=q_latent.dtype, device=q_latent.device)
-
-    def attend(
-        schedule: DecodeSchedule,
-        slots: Tensor,
-        lengths: Tensor,
-        queries: int,
-        skipped: Tensor | None = None,
-        *,
-        prefix: bool = False,
-    ) -> Parts:
-        tiling, rows = schedule.tiling, heads * queries
-        partial_out, partial_lse = partial_results(schedule, out, rows)
-        arguments = (
-            q_latent,
-            q_pe,
-            cache if tiling.hopper else as_words(cache),
-            page_table,
-            slots,
-            lengths,
-            skipped,
-            schedule.block_starts,
-            schedule.first_requests,
-            schedule.part_size,
-            out,
-            partial_out,
-            partial_lse,
-            scale * math.log2(math.e) * kv_scale,
-            len(lengths),
-            q_latent.stride(0),
-            q_latent.stride(1),
-            q_pe.stride(0),
-            q_pe.stride(1),
-            page_table.stride(0),
-        )
-        shape = {
-            "HEADS": heads,
-            "QUERIES": queries,
-            "LATENT": latent,
-            "ROPE": rope,
-            "PAGE_SIZE": cache.shape[1],
-            "PREFIX": prefix,
-            "num_warps": tiling.num_warps,
-            **launch_options(),
-        }
-        dequantized = {"value_scale": kv_scale, "FP8": exponent_bits(cache.dtype)}
-        grid = (schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)
-        if not tiling.hopper:
-            attend_kernel[grid](
-                *arguments,
-                **shape,
-                **dequantized,
-                BLOCK_ROWS=tiling.block_rows,
-                BLOCK_TOKENS=tiling.block_tokens,
-                STAGES=tiling.num_stages,
-                PIECES=min(tiling.pieces, latent // least),
-                # Tiles of 64 rows leave no registers for it
-                SETTLED=settled and tiling.block_rows < 64,
-            )
-        elif not tiling.wide:
-            attend_hopper_kernel[grid](
-                *arguments,
-                **shape,
-                **dequantized,
-                ROWS=tiling.block_rows,
-                TOKENS=tiling.block_tokens,
-                ROOMS=tiling.num_stages - 1,
-                SETTLED=settled,
-            )
-        else:
-            attend_wide_kernel[grid](*arguments, **shape, **dequantized, SETTLED=settled)
-        return Parts(partial_out, partial_lse, schedule)
-
+    out = q_latent.new_empty(q_latent.shape)
+    operands = _Operands(q_latent, q_pe, cache, page_table, out, scale, kv_scale, settled)
+    operands.check()
+    shared = None
     if tail is not None:
-        before = attend(schedule, slots, lengths, queries, prefix=True)
-        among = attend_to_latent_nodes(
+        own = _attend(operands, schedule, slots, lengths, queries, prefix=True)
+        shared = attend_to_latent_nodes(
             q_latent, q_pe, cache, tail, out, scale=scale, kv_scale=kv_scale
         )
-        merge_parts(*before, out, shared=among, settled=settled)
-        return out
-    if prefixes is None:
-        merge_parts(*attend(schedule, slots, lengths, queries), out, settled=settled)
-        return out
-    shared = attend(prefixes.schedule, prefixes.slots, prefixes.lengths, GROUP, prefix=True)
-    own = attend(schedule, slots, prefixes.own_lengths, 1, prefixes.skipped)
+    elif prefixes is not None:
+        common = prefixes.schedule, prefixes.slots, prefixes.lengths
+        shared = _attend(operands, *common, GROUP, prefix=True)
+        own = _attend(operands, schedule, slots, prefixes.own_lengths, 1, prefixes.skipped)
+    else:
+        own = _attend(operands, schedule, slots, lengths, queries)
     merge_parts(*own, out, shared=shared, settled=settled)
     return out
+
+
+class _Operands(NamedTuple):
+    """The arguments of all launches of a call."""
+
+    q_latent: Tensor
+    q_pe: Tensor
+    cache: Tensor
+    page_table: Tensor
+    out: Tensor
+    scale: float
+    kv_scale: float
+    settled: bool
+
+    def check(self) -> None:
+        """Raises AssertionError for widths, strides and dtypes that the kernels do not take."""
+        q_latent, q_pe, cache, page_table = self[:4]
+        latent, rope = q_latent.shape[-1], q_pe.shape[-1]
+        fp8 = is_fp8(cache.dtype)
+        assert min(latent, rope) >= _least_width(cache.dtype) and (
+            latent & (latent - 1) == rope & (rope - 1) == 0
+        ), f"widths {latent} and {rope}"
+        assert q_latent.stride(-1) == q_pe.stride(-1) == page_table.stride(-1) == 1 and (
+            cache.is_contiguous()
+        ), f"strides {q_latent.stride()}, {q_pe.stride()}, {page_table.stride()}, {cache.stride()}"
+        assert fp8 or (cache.dtype == q_latent.dtype and self.kv_scale == 1), (
+            f"cache {cache.dtype} with scale {self.kv_scale}, q_latent {q_latent.dtype}"
+        )
+
+
+def _least_width(dtype: torch.dtype) -> int:
+    """Returns the fewest numbers of a piece of a row, for a cache of `dtype`: 16 elements of the cache."""
+    return 32 if is_fp8(dtype) else 16
+
+
+def _attend(
+    operands: _Operands,
+    schedule: DecodeSchedule,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: int,
+    skipped: Tensor | None = None,
+    *,
+    prefix: bool = False,
+) -> Parts:
+    """Launches the kernel of the schedule's tiling, for requests with `queries` queries each. `skipped`: see `piece_at`.
+    `prefix`: all queries of a request see the same rows, and all results are partial."""
+    q_latent, q_pe, cache, page_table, out, scale, kv_scale, settled = operands
+    (_, heads, latent), rope = q_latent.shape, q_pe.shape[-1]
+    tiling, rows = schedule.tiling, heads * queries
+    assert not tiling.hopper or (latent, rope) == HOPPER_WIDTHS, (
+        f"{tiling}, rows of {latent} and {rope} numbers"
+    )
+    parts = Parts(*partial_results(schedule, out, rows), schedule)
+    arguments = (
+        q_latent,
+        q_pe,
+        cache if tiling.hopper else as_words(cache),
+        page_table,
+        slots,
+        lengths,
+        skipped,
+        schedule.block_starts,
+        schedule.first_requests,
+        schedule.part_size,
+        out,
+        parts.out,
+        parts.lse,
+        scale * math.log2(math.e) * kv_scale,
+        len(lengths),
+        q_latent.stride(0),
+        q_latent.stride(1),
+        q_pe.stride(0),
+        q_pe.stride(1),
+        page_table.stride(0),
+        kv_scale,
+    )
+    options = {
+        "HEADS": heads,
+        "QUERIES": queries,
+        "LATENT": latent,
+        "ROPE": rope,
+        "PAGE_SIZE": cache.shape[1],
+        "PREFIX": prefix,
+        "FP8": exponent_bits(cache.dtype),
+        "num_warps": tiling.num_warps,
+        **launch_options(),
+    }
+    grid = (schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)
+    if tiling.wide:
+        attend_wide_kernel[grid](*arguments, **options, SETTLED=settled)
+    elif tiling.hopper:
+        attend_hopper_kernel[grid](
+            *arguments,
+            **options,
+            ROWS=tiling.block_rows,
+            TOKENS=tiling.block_tokens,
+            STAGES=tiling.num_stages - 1,
+            SETTLED=settled,
+        )
+    else:
+        attend_kernel[grid](
+            *arguments,
+            **options,
+            BLOCK_ROWS=tiling.block_rows,
+            BLOCK_TOKENS=tiling.block_tokens,
+            STAGES=tiling.num_stages,
+            PIECES=min(tiling.pieces, latent // _least_width(cache.dtype)),
+            # Tiles of 64 rows leave no registers for it
+            SETTLED=settled and tiling.block_rows < 64,
+        )
+    return parts
 
 
 def mla_decode_torch(

@@ -1,5 +1,5 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon. Query rows are heads times new tokens of a request:
-up to 32, or up to 64 over an FP8 cache. `mla_decode_wide.py` is for more.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon. Query rows are heads times new tokens of a
+request: up to 32, or up to 64 over an FP8 cache. `mla_decode_wide.py` is for more.
 
 Its products are transposed. A warpgroup multiplies at least 64 rows, too many for 16 queries. So cached rows are the
 rows of the products and queries are the columns: scores are [tokens, queries], and transposed latents times weights are
@@ -7,7 +7,7 @@ rows of the products and queries are the columns: scores are [tokens, queries], 
 which saves the registers and instructions of Triton's small products. FP8 rows become operands in registers
 (`fp8_operands.py`). The Triton kernel (`mla_decode_kernel.py`) is otherwise the same, and serves all other cases.
 
-Shared memory has room for a few blocks of cached rows. Queries are loaded after the copies of the first ones have begun.
+Shared memory has STAGES blocks of cached rows. Queries are loaded after the copies of the first blocks have begun.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def attend_hopper_kernel(
     PAGE_SIZE: gl.constexpr,
     ROWS: gl.constexpr,
     TOKENS: gl.constexpr,
-    ROOMS: gl.constexpr,
+    STAGES: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
     FP8: gl.constexpr,
@@ -93,13 +93,12 @@ def attend_hopper_kernel(
         [3, 0], [TOKENS // 16, 16 * WARPS // TOKENS], [16, SHARE, 16]
     )
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ROWS, 16])
-    of_columns: gl.constexpr = gl.SliceLayout(0, of_scores)
-    sum_columns: gl.constexpr = gl.SliceLayout(0, of_sums)
-    latents = gl.allocate_shared_memory(CACHED, [ROOMS, TOKENS, LATENT], latent_lines)
-    ropes = gl.allocate_shared_memory(CACHED, [ROOMS, TOKENS, ROPE], rope_lines)
+    latents = gl.allocate_shared_memory(CACHED, [STAGES, TOKENS, LATENT], latent_lines)
+    ropes = gl.allocate_shared_memory(CACHED, [STAGES, TOKENS, ROPE], rope_lines)
     latent_queries = gl.allocate_shared_memory(DTYPE, [PIECES, ROWS, WIDTH], lines)
-    rope_queries = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], lines)
+    rope_queries = gl.allocate_shared_memory(DTYPE, [1, ROWS, ROPE], lines)
     weights = gl.allocate_shared_memory(DTYPE, [TOKENS, ROWS], row_lines)
+    memory = latents, ropes, latent_queries, rope_queries, weights
 
     # Neighbouring programs share a part, and its KV rows in L2
     part = gl.program_id(0) // ROW_BLOCKS
@@ -112,8 +111,8 @@ def attend_hopper_kernel(
     at_latent += latent // 16 * 32 + latent % 16 if FP8 else latent
     at_rope = query * q_pe_stride_t + head * q_pe_stride_h
     at_rope += gl.expand_dims(gl.arange(0, ROPE, layout=gl.SliceLayout(0, loaded)), 0)
-    token_of_scores = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, of_scores))
-    column = first_row + gl.arange(0, ROWS, layout=of_columns)
+    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, of_scores))
+    column = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, of_scores))
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
@@ -132,105 +131,27 @@ def attend_hopper_kernel(
         page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
-        for ahead in gl.static_range(ROOMS):
-            block = first + ahead
-            copy_rows(
-                cache,
-                page,
-                latents.index(ahead),
-                ropes.index(ahead),
-                block,
-                last,
-                tokens,
-                length,
-                PAGE_SIZE,
-            )
-            page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
+        source = cache, pages, tokens, length, last
+        for stage in gl.static_range(STAGES):
+            page = _copy_block(memory, stage, first + stage, page, source, PAGE_SIZE)
         new_token = (request * QUERIES).to(gl.int64)
         exists = row < ALL_ROWS
-        for piece in gl.static_range(PIECES):
-            at = q_latent + new_token * q_latent_stride_t
-            at += at_latent + (piece // 2 * 128 + piece % 2 * 16)
-            q = gl.load(at, mask=exists, other=0.0)
-            if FP8:
-                q = ordered(operand(q, FP8))
-            latent_queries.index(piece).store(q)
-        q = gl.load(q_pe + new_token * q_pe_stride_t + at_rope, mask=exists, other=0.0)
-        if FP8:
-            q = ordered(operand(q, FP8))
-        rope_queries.store(q)
+        at = q_latent + new_token * q_latent_stride_t
+        _load_queries(latent_queries, at, at_latent, exists, FP8)
+        at = q_pe + new_token * q_pe_stride_t
+        _load_queries(rope_queries, at, at_rope, exists, FP8)
         # Each new token attends to itself and the tokens before
         visible = length
         if QUERIES > 1 and not PREFIX:
             visible = gl.expand_dims(length - QUERIES + 1 + column // HEADS, 0)
-
-        # Finite, so that a row which sees nothing gets weights 0 and not NaN
-        maximum = gl.full([ROWS], -1e30, gl.float32, of_columns)
-        # Each thread sums its own tokens; the sums of all threads are added at the end
-        weighed = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
-        acc = gl.zeros([LATENT, ROWS], gl.float32, of_sums)
-        for i in range(first, last):
-            room = (i - first) % ROOMS
-            # This block has arrived, for all threads
-            async_copy.wait_group(ROOMS - 1)
-            fence_async_shared()
-            gl.thread_barrier()
-            if FP8:
-                scores = fp8_scores(
-                    latents.index(room), ropes.index(room), latent_queries, rope_queries, of_scores
-                )
-            else:
-                scores = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
-                scores = warpgroup_mma(
-                    latents.index(room),
-                    latent_queries.index(0).permute((1, 0)),
-                    scores,
-                    use_acc=False,
-                    is_async=True,
-                )
-                scores = warpgroup_mma(
-                    ropes.index(room), rope_queries.permute((1, 0)), scores, is_async=True
-                )
-                scores = warpgroup_mma_wait(0, deps=[scores])
-            seen = gl.expand_dims(i * TOKENS + token_of_scores, 1) < visible
-            scores = gl.where(seen, scores * scale_log2, float("-inf"))
-            new = gl.maximum(maximum, gl.max(scores, 0))
-            scores = gl.exp2(scores - gl.expand_dims(new, 0))
-            shrink = gl.exp2(maximum - new)
-            maximum = new
-            weighed = weighed * gl.expand_dims(shrink, 0) + scores
-            weights.store(scores.to(DTYPE))
-            acc *= gl.expand_dims(gl.convert_layout(shrink, sum_columns), 0)
-            fence_async_shared()
-            gl.thread_barrier()
-            block = i + ROOMS
-            if FP8:
-                acc = fp8_sums(latents.index(room), weights, acc)
-            else:
-                acc = warpgroup_mma(
-                    latents.index(room).permute((1, 0)), weights, acc, is_async=True
-                )
-                acc = warpgroup_mma_wait(0, deps=[acc])
-            # All threads have read this block
-            gl.thread_barrier()
-            copy_rows(
-                cache,
-                page,
-                latents.index(room),
-                ropes.index(room),
-                block,
-                last,
-                tokens,
-                length,
-                PAGE_SIZE,
-            )
-            page = pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
-        total_weight = gl.sum(weighed, 0)
+        acc, maximum, total_weight = _attend(
+            memory, first, page, token, visible, source, scale_log2, PAGE_SIZE, of_sums, FP8
+        )
         # A row that sees nothing of this part has weight 0
         inverse = 1 / gl.where(total_weight == 0.0, 1.0, total_weight)
         if FP8:
             inverse *= value_scale
-        acc *= gl.expand_dims(gl.convert_layout(inverse, sum_columns), 0)
+        acc *= gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(0, of_sums)), 0)
         sums = acc
         if FP8:
             sums = in_order(acc)
@@ -247,6 +168,116 @@ def attend_hopper_kernel(
         position = gl.load(block_starts + request)
     if SETTLED:
         wait_for_previous()  # for a part without pieces
+
+
+@gluon.jit
+def _load_queries(memory, queries, offsets, exists, FP8: gl.constexpr):
+    """Copies queries of a request to `memory` [PIECES, ROWS, WIDTH], and zeros where none exist: from the pointer
+    `queries` and the offsets [ROWS, WIDTH] of the first piece. For an FP8 cache they are `ordered`."""
+    PIECES: gl.constexpr = memory.shape[0]
+    for piece in gl.static_range(PIECES):
+        at = queries + (offsets + (piece // 2 * 128 + piece % 2 * 16))
+        q = gl.load(at, mask=exists, other=0.0)
+        if FP8:
+            q = ordered(operand(q, FP8))
+        memory.index(piece).store(q)
+
+
+@gluon.jit
+def _attend(
+    memory,
+    first,
+    page,
+    token,
+    visible,
+    source,
+    scale_log2,
+    PAGE_SIZE: gl.constexpr,
+    of_sums: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    """Returns the sums of weighted latents [LATENT, ROWS], the maximal scores and the sums of weights [ROWS], of one
+    request's blocks from `first` on. The first blocks are under way, and `page` has the pages of the next one
+    (`_copy_block`). Scores are to base 2."""
+    latents, _, _, _, weights = memory
+    _, _, _, _, last = source
+    STAGES: gl.constexpr = latents.shape[0]
+    TOKENS: gl.constexpr = latents.shape[1]
+    LATENT: gl.constexpr = latents.shape[2]
+    ROWS: gl.constexpr = weights.shape[1]
+    of_scores: gl.constexpr = token.type.layout.parent
+    # Finite, so that a row which sees nothing gets weights 0 and not NaN
+    maximum = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(0, of_scores))
+    # Each thread sums its own tokens; the sums of all threads are added at the end
+    weighed = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
+    acc = gl.zeros([LATENT, ROWS], gl.float32, of_sums)
+    for block in range(first, last):
+        stage = (block - first) % STAGES
+        # This block has arrived, for all threads
+        async_copy.wait_group(STAGES - 1)
+        fence_async_shared()
+        gl.thread_barrier()
+        scores = _scores(memory, stage, of_scores, FP8)
+        seen = gl.expand_dims(block * TOKENS + token, 1) < visible
+        scores = gl.where(seen, scores * scale_log2, float("-inf"))
+        new = gl.maximum(maximum, gl.max(scores, 0))
+        scores = gl.exp2(scores - gl.expand_dims(new, 0))
+        shrink = gl.exp2(maximum - new)
+        maximum = new
+        weighed = weighed * gl.expand_dims(shrink, 0) + scores
+        weights.store(scores.to(weights.dtype))
+        acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(0, of_sums)), 0)
+        fence_async_shared()
+        gl.thread_barrier()
+        ahead = block + STAGES
+        if FP8:
+            acc = fp8_sums(latents.index(stage), weights, acc)
+        else:
+            acc = warpgroup_mma(latents.index(stage).permute((1, 0)), weights, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+        # All threads have read this block
+        gl.thread_barrier()
+        page = _copy_block(memory, stage, ahead, page, source, PAGE_SIZE)
+    return acc, maximum, gl.sum(weighed, 0)
+
+
+@gluon.jit
+def _scores(memory, stage, of_scores: gl.constexpr, FP8: gl.constexpr):
+    """Returns the products of a block's rows and queries, [TOKENS, ROWS]."""
+    latents, ropes, latent_queries, rope_queries, _ = memory
+    TOKENS: gl.constexpr = latents.shape[1]
+    ROWS: gl.constexpr = rope_queries.shape[1]
+    if FP8:
+        scores = fp8_scores(
+            latents.index(stage),
+            ropes.index(stage),
+            latent_queries,
+            rope_queries.index(0),
+            of_scores,
+        )
+    else:
+        scores = gl.zeros([TOKENS, ROWS], gl.float32, of_scores)
+        scores = warpgroup_mma(
+            latents.index(stage),
+            latent_queries.index(0).permute((1, 0)),
+            scores,
+            use_acc=False,
+            is_async=True,
+        )
+        scores = warpgroup_mma(
+            ropes.index(stage), rope_queries.index(0).permute((1, 0)), scores, is_async=True
+        )
+        scores = warpgroup_mma_wait(0, deps=[scores])
+    return scores
+
+
+@gluon.jit
+def _copy_block(memory, stage, block, page, source, PAGE_SIZE: gl.constexpr):
+    """Starts to copy a block, whose rows are on the pages `page`. Returns those of the next one."""
+    latents, ropes = memory[0].index(stage), memory[1].index(stage)
+    cache, pages, tokens, length, last = source
+    copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE)
+    return pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
 
 
 @gluon.jit

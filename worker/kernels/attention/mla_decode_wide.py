@@ -1,11 +1,11 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 32 query rows, or more than 64 over
-an FP8 cache. Query rows are heads times new tokens of a request.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for more than 32 query rows, or more than 64
+over an FP8 cache. Query rows are heads times new tokens of a request.
 
 A program has 64 query rows, as many as a warpgroup multiplies at least. The sums [64, LATENT] of 512 columns fill half of
 the registers of a multiprocessor, so there is one program of two warpgroups, each with half of the columns
 (`mla_wide_sums.py`). The division, and the order of its steps, are FlashMLA's (github.com/deepseek-ai/FlashMLA,
-docs/20250422-new-kernel-deep-dive.md). A third warpgroup copies queries and cached rows (`mla_wide_rows.py`), and converts
-those of an FP8 cache (`mla_wide_fp8.py`), for which it has more registers.
+docs/20250422-new-kernel-deep-dive.md). A third warpgroup copies queries and cached rows (`mla_wide_rows.py`), and
+converts those of an FP8 cache (`mla_wide_fp8.py`), for which it has more registers.
 
 A block is a pair of tiles of 64 tokens. Shared memory has room for the queries and one pair, in four halves: tokens of a
 tile, columns of a warpgroup. Each half has two barriers, as the tiles of `ragged_attention/rings.py` have.

@@ -1,8 +1,8 @@
 """The two warpgroups of `mla_decode_wide.py` that multiply.
 
-The first one computes the weights of the first tile of each pair and the first half of the columns of the sums, the second
-one the other tile and the other half. Each hands its weights to the other. While one computes a softmax, the tensor cores
-compute products of the other:
+The first one computes the weights of the first tile of each pair and the first half of the columns of the sums, the
+second one the other tile and the other half. Each hands its weights to the other. While one computes a softmax, the
+tensor cores compute products of the other:
 
     first     scores 0 | softmax 0 | sums 0           | sums 1
     second        scores 1         | softmax 1 | sums 1     | sums 0
@@ -26,8 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from mla_router.worker.kernels.attention.mla_wide_rows import ROWS, TOKENS, own_part, piece_of
 from mla_router.worker.kernels.pdl import wait_for_previous
 
-# To base 2, by which a score may exceed the maximum that weights refer to, before this maximum is replaced: sums are scaled in
-# few blocks alone. The largest weight, up to 2^8, is rounded like the others, where it would be exactly 1.
+# By which a score, to base 2, may exceed the maximum that weights refer to, before this maximum is replaced: then sums
+# are scaled in few blocks alone. The largest weight is up to 2^8, not exactly 1, and is rounded like the others.
 SLACK = gl.constexpr(8.0)
 SCALED = gl.constexpr(32)  # numbers of a thread that are scaled, or left, together
 
@@ -106,8 +106,8 @@ def _scaled(acc, factor):
 
 @gluon.constexpr_function
 def _scaling(count: int) -> tuple[str, str]:
-    """Returns assembly that multiplies so many numbers of a thread, and its constraints. The numbers are in two rows, which
-    take turns after every second one."""
+    """Returns assembly that multiplies so many numbers of a thread, and its constraints. The numbers are in two rows,
+    which take turns after every second one."""
     one, results = "0f3F800000", range(count)
     first, second = 2 * count, 2 * count + 2
     lines = [
@@ -216,8 +216,8 @@ def tile_sums(
 
 @gluon.jit
 def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
-    """Adds a pair of tiles to the first half of the columns, and returns acc, maximum and total. `scores` are those of the
-    first tile, `seen` the arguments of `_softmax` behind the maximum. `at`: `_unknown_zero`."""
+    """Adds a pair of tiles to the first half of the columns. Returns acc, maximum and total. `scores` [ROWS, TOKENS] are
+    those of the first tile, `seen` the arguments of `_softmax` behind the maximum. `at`: `_unknown_zero`."""
     latents, _, full, empty = rows
     weights, maxima, _, given, _ = exchange
     first_token, visible, least, scale_log2 = seen
