@@ -158,22 +158,23 @@ build-for-tests: ## the same without optimization, which compiles faster, unless
 $(INSTALLED): requirements.lock
 	@.ci/announce-install "$(TORCH)"
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install-python-venv
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) \
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) \
 	  && .ci/install-locked $(BIN) $(TORCH) \
 	  || { [ -z "$(TORCH)" ] && $(BIN)/python -m pip install --require-hashes -r requirements.lock; }
 	@touch $@
 
-# Removed first: written over, the library would change under a router that runs from it.
+# Removed first: written over, the library would change under a router that runs from it. PIP_QUIET: pip names each
+# package that no extra asks for.
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
 	rm -f python/mla_router/_router.abi3.so
 	@echo "Compiling the router: some minutes the first time, seconds later"
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
+	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
 	@touch $@ $(BUILT_FOR_TESTS)
 
 $(BUILT_FOR_TESTS): $(INSTALLED) $(RUST_SOURCES)
 	rm -f python/mla_router/_router.abi3.so $(BUILT)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --locked
+	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --locked
 	@touch $@
 
 .PHONY: lock

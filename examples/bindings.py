@@ -20,14 +20,14 @@ def main(urls: list[str]) -> None:
         while not all(worker["healthy"] for worker in router.workers()):
             time.sleep(0.1)  # the first health checks
 
-        body = {"prompt": "What is 17 + 25?", "max_tokens": 16}
+        body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32}
         request = urllib.request.Request(
-            router.url + "/v1/completions",
+            router.url + "/v1/chat/completions",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as response:
-            print(json.load(response)["choices"][0]["text"])
+            print(json.load(response)["choices"][0]["message"]["content"])
 
         for worker in router.workers():
             print(worker["url"], "healthy" if worker["healthy"] else "unhealthy")

@@ -9,6 +9,7 @@ The same as a command:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -20,10 +21,11 @@ def main(urls: list[str], seconds: float = float("inf")) -> None:
     with Router(config) as router:
         print(f"send requests to {router.url}, look at {router.url}/dashboard", flush=True)
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            time.sleep(1)
-            states = {worker["url"]: worker["phase"] for worker in router.workers()}
-            print(states, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while time.monotonic() < ends:
+                time.sleep(1)
+                states = {worker["url"]: worker["phase"] for worker in router.workers()}
+                print(states, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Literal
 from openai import OpenAI
 from pydantic import BaseModel
 
+QUESTION = "Extract as JSON with the keys name, age, role: Maria is 34 years old and a doctor."
+
 
 class Person(BaseModel):
     name: str
@@ -25,7 +27,7 @@ def main() -> None:
     model = client.models.list().data[0].id
     answer = client.chat.completions.parse(
         model=model,
-        messages=[{"role": "user", "content": "Maria is 34 years old and a doctor. Write JSON."}],
+        messages=[{"role": "user", "content": QUESTION}],
         response_format=Person,
         max_tokens=128,
         temperature=0,

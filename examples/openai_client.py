@@ -9,6 +9,14 @@ from __future__ import annotations
 import os
 
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+# Prefixes are cached in pages of 16 tokens.
+SYSTEM = "You are a helpful assistant. Answer the question of the user in one sentence. Be brief."
+MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": SYSTEM},
+    {"role": "user", "content": "What is 17 + 25?"},
+]
 
 
 def main() -> None:
@@ -16,14 +24,12 @@ def main() -> None:
     client = OpenAI(base_url=url + "/v1", api_key=os.environ.get("MLA_ROUTER_API_KEY", "none"))
     model = client.models.list().data[0].id
 
-    answer = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": "What is 17 + 25?"}], max_tokens=32
-    )
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=32)
     print("answer:", answer.choices[0].message.content)
 
     stream = client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "What is 17 + 25?"}],
+        messages=MESSAGES,
         max_tokens=32,
         stream=True,
         stream_options={"include_usage": True},

@@ -27,7 +27,7 @@ WEATHER: ChatCompletionToolParam = {
 
 
 def get_weather(city: str) -> dict[str, object]:
-    return {"city": city, "weather": "sunny", "degrees": 21}
+    return {"city": city, "sky": "sunny", "degrees": 21}
 
 
 def main() -> None:
@@ -40,7 +40,12 @@ def main() -> None:
 
     # "required": a grammar makes the answer a valid call. "auto" leaves the choice to the model.
     asked = client.chat.completions.create(
-        model=model, messages=messages, tools=[WEATHER], tool_choice="required", max_tokens=128
+        model=model,
+        messages=messages,
+        tools=[WEATHER],
+        tool_choice="required",
+        max_tokens=128,
+        temperature=0,
     )
     message = asked.choices[0].message
     assert message.tool_calls, message
@@ -51,7 +56,9 @@ def main() -> None:
         result = get_weather(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
 
-    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=64)
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=[WEATHER], max_tokens=64, temperature=0
+    )
     print("answer:", answer.choices[0].message.content)
 
 

@@ -35,23 +35,24 @@ def test_a_chat_is_answered_and_streamed(small_server: Running) -> None:
     printed = run("openai_client.py", MLA_ROUTER_URL=small_server.url)
     assert re.search(r"^answer: .*42", printed, re.MULTILINE), printed
     assert re.search(r"^streamed: .*42", printed, re.MULTILINE), printed
-    assert re.search(r"^of \d+ prompt tokens \d+ were cached", printed, re.MULTILINE), printed
+    assert re.search(r"^of \d+ prompt tokens [1-9]\d* were cached", printed, re.MULTILINE), printed
 
 
 def test_a_tool_is_called(small_server: Running) -> None:
     printed = run("tools.py", MLA_ROUTER_URL=small_server.url)
-    assert re.search(r'^call: get_weather \{"city": ?".+"\}', printed, re.MULTILINE), printed
-    assert "answer: " in printed
+    assert 'call: get_weather {"city": "Paris"}\n' in printed, printed
+    assert "answer: It is sunny in Paris, and 21 degrees.\n" in printed, printed
 
 
 def test_an_answer_follows_its_schema(small_server: Running) -> None:
     printed = run("json_schema.py", MLA_ROUTER_URL=small_server.url)
-    assert re.fullmatch(r"name='.*' age=-?\d+ role='(engineer|doctor|teacher)'\n", printed), printed
+    assert printed == "name='Maria' age=34 role='doctor'\n"
 
 
 def test_the_bindings_serve_and_stop(small_server: Running) -> None:
     urls = workers_of(small_server)
     printed = run("bindings.py", *urls)
+    assert printed.startswith("42\n"), printed
     assert all(f"{url} healthy" in printed for url in urls), printed
 
 
