@@ -211,8 +211,10 @@ impl Serving {
                 });
                 let mut waker: Option<Waker> = None;
                 let ended = poll_fn(|cx| {
-                    // Polled only for news or a new waker: it takes a lock that all connections share.
-                    let is_woken = waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+                    // Polled only for news or a new waker: it takes a lock that all connections share. The first change
+                    // may wake a task twice, so from then on each poll has to register it again.
+                    let is_woken = present == Lifecycle::Serving
+                        && waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
                     if !is_woken || seen.has_changed().unwrap_or(true) {
                         waker = Some(cx.waker().clone());
                         if change.as_mut().poll(cx).is_ready() {
