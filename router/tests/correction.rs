@@ -242,14 +242,14 @@ fn flush_does_not_change_the_learned_capacity() {
     assert_eq!(learned.capacity(), capacity);
 }
 
-#[test]
-fn insertions_proceed_during_eviction() {
+/// Inserts prompts while a cache is evicted to a part of it. Returns how many were inserted in the course of it.
+fn insertions_during_an_eviction() -> usize {
     let tree = PrefixTree::new(1 << 20);
     let learned = LearnedCache::new(1 << 20);
     for number in 0..1 << 15 {
         tree.insert(&prompt(number << 20, 0), WORKER);
     }
-    let (done, mut reserved) = (AtomicBool::new(false), 0);
+    let (done, mut inserted) = (AtomicBool::new(false), 0);
     thread::scope(|scope| {
         scope.spawn(|| {
             learned.set_capacity(&tree, WORKER, 16 << 10);
@@ -260,10 +260,16 @@ fn insertions_proceed_during_eviction() {
             // The eviction has started and is far from its end.
             let is_under_way = (1 << 18..1 << 19).contains(&tree.owned_by(WORKER));
             learned.predict(tree.insert(&prompt(1 << 40, 0), WORKER));
-            reserved += usize::from(is_under_way);
+            inserted += usize::from(is_under_way);
             learned.end(&epoch);
         }
     });
-    assert!(reserved > 3, "{reserved} requests");
     assert!(tree.owned_by(WORKER) <= 1 << 10);
+    inserted
+}
+
+/// A busy machine may run the eviction alone, so there are several.
+#[test]
+fn insertions_proceed_during_eviction() {
+    assert!((0..20).any(|_| insertions_during_an_eviction() > 3));
 }
