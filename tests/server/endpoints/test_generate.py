@@ -317,6 +317,7 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
         ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
         (
             {"text": "a", "sampling_params": {"max_new_tokens": -1}},

@@ -23,6 +23,7 @@ class NamedUrl(MediaUrl, kw_only=True):
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None  # of another model in the conversation; a text
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
 
@@ -41,6 +42,7 @@ class ToolCall(msgspec.Struct):
 class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
+    refusal: str | None = None  # of another model; the text of a message without content
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # vLLM's name for it

@@ -14,7 +14,7 @@ from mla_router.worker.server.schema.unsupported import UnsupportedFields
 NativeMedia = str | list[str | list[str] | None]
 
 
-class NativeSamplingFields(SamplingFields, kw_only=True):
+class NativeSamplingFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     sampling_seed: int | None = None

@@ -14,6 +14,9 @@ from mla_router.worker.server.schema.unknown import unknown_fields
 # The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+
+MAX_SHOWN = 200  # characters of an unknown name
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -33,6 +36,9 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> tuple[Request,
         if missing := _MISSING.match(message):
             field = f"{path}.{missing['name']}" if path else missing["name"]
             raise MissingField(field) from None
+        if unknown := _UNKNOWN.match(message):
+            field = f"{path}.{unknown['name'][:MAX_SHOWN]}"
+            raise InvalidField(field, "unknown field", code="unknown_parameter") from None
         if not path:
             raise InvalidRequest(f"The body has the wrong type: {message}") from None
         if known := choices(decoder.type, path):

@@ -13,6 +13,7 @@ from mla_router.worker.server.schema.fields import RequestFields
 class InputPart(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None  # of another model in the conversation; a text
     image_url: str | None = None
     detail: str | None = None  # no effect
     file_id: Any = None  # refused: this server keeps no files
@@ -55,6 +56,7 @@ class TextFormat(msgspec.Struct):
 
 class TextSettings(msgspec.Struct):
     format: TextFormat | None = None
+    verbosity: Any = None  # refused unless neutral
 
 
 class ReasoningSettings(msgspec.Struct):

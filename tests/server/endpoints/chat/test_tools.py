@@ -232,7 +232,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"functions": [{"name": "x"}]}, "functions"),
         ({"messages": [QUESTION, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"messages": [QUESTION | {"tool_calls": [CALL]}]}, "messages[0].tool_calls"),
-        ({"messages": [QUESTION, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [QUESTION, {"role": "user"}]}, "messages[1].content"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ],
 )

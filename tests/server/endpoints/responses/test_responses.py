@@ -108,6 +108,31 @@ def test_a_conversation_of_many_items_is_put_together(
     assert rendered(expected)
 
 
+def test_items_of_other_servers(
+    deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]
+) -> None:
+    """A refusal is text, and encrypted reasoning has none."""
+    refusal: Any = {"type": "refusal", "refusal": "No."}
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "id": "msg_1", "content": [refusal]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "x"},
+        {"role": "user", "content": "b"},
+    ]
+    response = deepseek.responses.create(**asking("x", input=items), text={"verbosity": "medium"})
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "text"
+    assert rendered(
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "No."},
+            {"role": "user", "content": "b"},
+        ]
+    )
+
+
 def test_defaults_of_clients_are_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
     """Some fields have no effect."""
     response = deepseek.responses.create(
@@ -325,6 +350,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
         ({"model": "gpt-4o"}, "model"),

@@ -96,18 +96,21 @@ Part = str | Source
 def _parts(message: ChatMessage, where: str, media: Media | None) -> list[Part] | None:
     """Returns the parts of a message, and adds its images and videos to `media`."""
     if message.content is None:
-        if message.role == "assistant" and message.tool_calls:
+        if message.role != "assistant":
+            raise InvalidField(where + ".content", "must not be null")
+        if message.tool_calls and not message.refusal:
             return None
-        raise InvalidField(where + ".content", "must not be null")
+        return [message.refusal or ""]
     if isinstance(message.content, str):
         return [message.content]
     parts: list[Part] = []
     for index, part in enumerate(message.content):
         place = f"{where}.content[{index}]"
-        if part.type == "text":
-            if part.text is None:
-                raise MissingField(f"{place}.text")
-            parts.append(part.text)
+        if part.type in ("text", "refusal"):
+            text: str | None = getattr(part, part.type)
+            if text is None:
+                raise MissingField(f"{place}.{part.type}")
+            parts.append(text)
         elif media is not None and (source := _source(part, place)) is not None:
             media.sources.append(source)
             parts.append(source)
@@ -156,7 +159,7 @@ def text_of(content: str | list[ContentPart]) -> str:
     """Returns the text of a message's content. Several parts are separated by newlines."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.text or part.refusal or "" for part in content)
 
 
 def _call(call: ToolCall, arguments_as_objects: bool) -> dict[str, Any]:

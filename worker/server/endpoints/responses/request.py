@@ -33,7 +33,7 @@ from mla_router.worker.server.schema.responses import (
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
+TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text", "refusal"})
 
 _STATELESS = "this server keeps no responses; send the whole conversation as input"
 # Unsupported fields, with the values besides null that have no effect, and the reason.
@@ -89,6 +89,8 @@ def _refuse(body: ResponsesRequest) -> None:
         value = getattr(body, name)
         if value is not None and not any(value is off or value == off for off in neutral):
             raise InvalidField(name, why, code="unsupported_parameter")
+    if body.text is not None:
+        refuse_unsupported(body.text, "text.")
     if body.n not in (None, 1):
         raise InvalidField("n", "a response has one answer; use /v1/chat/completions")
     if body.top_logprobs and not wants_logprobs(body):
@@ -162,9 +164,8 @@ class _Messages:
             else:
                 self.add(item.role, text)
         elif item.type == "reasoning":
-            # Encrypted or summarized reasoning has no text.
-            message = self.add("assistant", "")
-            if item.content is not None:
+            if item.content:  # encrypted or summarized reasoning has no text
+                message = self.add("assistant", "")
                 message.reasoning_content = _text(item.content, where + ".content")
         elif item.type == "function_call":
             call = ToolCall(
@@ -206,7 +207,7 @@ def _parts(content: list[InputPart], where: str) -> list[ContentPart]:
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if part.type in TEXT_PARTS:
-            parts.append(ContentPart("text", _required(part.text, place + ".text")))
+            parts.append(ContentPart("text", _text_of(part, place)))
         elif part.type == "input_image":
             refuse_unsupported(part, place + ".")
             field = place + ".image_url"
@@ -232,8 +233,14 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
             raise InvalidRequest(
                 f"{place}: this model supports only text parts", param=f"{place}.type"
             )
-        texts.append(_required(part.text, place + ".text"))
+        texts.append(_text_of(part, place))
     return "\n".join(texts)
+
+
+def _text_of(part: InputPart, where: str) -> str:
+    if part.type == "refusal":
+        return _required(part.refusal, where + ".refusal")
+    return _required(part.text, where + ".text")
 
 
 def _required(value: str | None, where: str) -> str:
