@@ -13,6 +13,7 @@ from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
 from mla_router.worker.engine.choose import (
     MAX_EXCHANGED_ROWS,
     choose_config,
+    choose_device,
     choose_graph_sizes,
 )
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
@@ -79,3 +80,19 @@ def test_torch_compile_is_for_plain_weights() -> None:
     quantized = WorkerConfig(enable_torch_compile=True, quantization="fp8")
     with pytest.raises(ConfigError, match=r"--enable-torch-compile: .* are float8_e4m3fn"):
         choose_config(quantized)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [({"model_path": "/m"}, True), ({"model_path": "/m", "device": "cpu"}, False), ({}, False)],
+)
+def test_a_model_without_a_gpu_is_named(
+    settings: dict[str, str],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The shipped model runs on a CPU silently."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert choose_device(WorkerConfig(**settings)).type == "cpu"  # type: ignore[arg-type]
+    assert ("this model runs on the CPU" in caplog.text) == warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,8 @@ from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.quantization.choose import choose_quantization
 from mla_router.worker.model.quantization.spec import FP8
 
+logger = logging.getLogger(__name__)
+
 # Most rows of a DP rank in a piecewise graph, whose memory has the rows of all ranks
 MAX_EXCHANGED_ROWS = 4096
 
@@ -28,6 +31,8 @@ def choose_device(config: WorkerConfig) -> torch.device:
     if config.device == "cuda" and count == 0:
         raise ConfigError("--device cuda: torch sees no GPU")
     if count == 0:
+        if config.device == "auto" and config.model_path:
+            logger.warning("Torch sees no GPU: this model runs on the CPU (--device cpu)")
         return torch.device("cpu")
     if config.base_gpu_id >= count:
         raise ConfigError(f"--base-gpu-id {config.base_gpu_id}: this machine has {count} GPUs")
