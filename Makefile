@@ -156,6 +156,7 @@ build-for-tests: ## the same without optimization, which compiles faster, unless
 # ensurepip: Debian keeps it in a package of its own.
 # --system-certs: uv's own list does not know a company's proxy. pip, where uv fails, takes five times as long.
 $(INSTALLED): requirements.lock
+	@.ci/check-tools "$(PYTHON)"
 	@.ci/announce-install "$(TORCH)"
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install-python-venv
 	@$(PYTHON) -m venv $(VENV)

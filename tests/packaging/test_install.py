@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,21 @@ def test_an_installation_prints_its_size_first() -> None:
     assert "PyTorch for CPUs" in said("cpu")
     makefile = (ROOT / "Makefile").read_text()
     assert makefile.index(".ci/announce-install") < makefile.index(".ci/install-locked")
+
+
+def test_missing_tools_are_named_before_the_installation(tmp_path: Path) -> None:
+    def check(python: str, path: str) -> str:
+        command = ["/bin/bash", ROOT / ".ci" / "check-tools", python]
+        return subprocess.run(
+            command, env={"PATH": path}, capture_output=True, text=True, check=False
+        ).stderr
+
+    for name, status in (("cargo", 0), ("old-python", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    assert check(sys.executable, str(tmp_path)) == ""
+    assert "old-python is not Python 3.11 or later" in check("old-python", str(tmp_path))
+    assert "no-python is not Python 3.11 or later" in check("no-python", str(tmp_path))
+    assert "cargo is missing: install Rust" in check(sys.executable, "/nowhere")
+    makefile = (ROOT / "Makefile").read_text()
+    assert makefile.index(".ci/check-tools") < makefile.index(".ci/announce-install")
