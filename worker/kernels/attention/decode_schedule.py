@@ -67,6 +67,31 @@ def decode_schedule(
     )
 
 
+def decode_schedule_torch(
+    lengths: Tensor,
+    *,
+    max_length: int,
+    tiling: Tiling,
+    num_parts: int,
+    window: int | None = None,
+) -> DecodeSchedule:
+    blocks = (lengths + tiling.block_tokens - 1) // tiling.block_tokens
+    if window is not None:
+        blocks -= (lengths - window).clamp(min=0) // tiling.block_tokens
+    part_size = ((blocks.sum(0, keepdim=True) + num_parts - 1) // num_parts).clamp(
+        min=tiling.min_blocks
+    )
+    sizes = part_size + torch.arange(SECOND_REQUEST.value + 1, device=lengths.device)
+    good = ((blocks[:, None] + sizes - 1) // sizes).sum(0) <= num_parts
+    grain = torch.where(good.any(), torch.where(good, sizes, sizes[-1]).amin(), 1)
+    part_size = torch.maximum(part_size, grain).int()
+    ends = ((blocks + grain - 1) // grain * grain).cumsum(0).int()
+    block_starts = torch.cat((ends.new_zeros(1), ends))
+    part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
+    first_requests = torch.searchsorted(ends, part_starts, right=True).int()
+    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling, window)
+
+
 def decode_schedule_triton(
     lengths: Tensor,
     *,
@@ -96,31 +121,6 @@ def decode_schedule_triton(
         num_warps=4,
         **launch_options(),
     )
-    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling, window)
-
-
-def decode_schedule_torch(
-    lengths: Tensor,
-    *,
-    max_length: int,
-    tiling: Tiling,
-    num_parts: int,
-    window: int | None = None,
-) -> DecodeSchedule:
-    blocks = (lengths + tiling.block_tokens - 1) // tiling.block_tokens
-    if window is not None:
-        blocks -= (lengths - window).clamp(min=0) // tiling.block_tokens
-    part_size = ((blocks.sum(0, keepdim=True) + num_parts - 1) // num_parts).clamp(
-        min=tiling.min_blocks
-    )
-    sizes = part_size + torch.arange(SECOND_REQUEST.value + 1, device=lengths.device)
-    good = ((blocks[:, None] + sizes - 1) // sizes).sum(0) <= num_parts
-    grain = torch.where(good.any(), torch.where(good, sizes, sizes[-1]).amin(), 1)
-    part_size = torch.maximum(part_size, grain).int()
-    ends = ((blocks + grain - 1) // grain * grain).cumsum(0).int()
-    block_starts = torch.cat((ends.new_zeros(1), ends))
-    part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
-    first_requests = torch.searchsorted(ends, part_starts, right=True).int()
     return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling, window)
 
 

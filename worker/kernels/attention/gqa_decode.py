@@ -83,6 +83,48 @@ def gqa_decode(
         )
 
 
+def gqa_decode_torch(
+    q: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    max_length: int,
+    scale: float,
+    scales: KVScales = UNSCALED,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """`max_length` is at least the longest length. `window` and `softcap`: as of an `AttentionSpec`. Rows before the
+    window are not read."""
+    kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
+    batch, heads, head_dim = q.shape
+    locations, beyond = paged_rows(
+        page_table,
+        slots,
+        lengths,
+        page_size=cache.shape[1],
+        max_length=max_length,
+        window=window,
+    )
+    rows = kv_take(
+        cache,
+        locations.flatten(),
+        dtype=torch.float32,
+        scales=scales,
+        value_column=kv_heads * head_dim,
+    ).view(*locations.shape, -1)
+    keys, values = (  # [B, G, N, W or V]
+        part.transpose(1, 2) for part in keys_and_values(rows, head_dim, out.shape[-1])
+    )
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
+    scores = softcapped_torch(torch.matmul(grouped, keys.transpose(-1, -2)) * scale, softcap)
+    probabilities = scores.masked_fill_(beyond[:, None, None], float("-inf")).softmax(dim=-1)
+    out.copy_(torch.matmul(probabilities, values).view(out.shape))
+
+
 def gqa_decode_triton(
     q: Tensor,
     cache: Tensor,
@@ -161,48 +203,6 @@ def gqa_decode_triton(
     assert softcap is None and schedule.window is None, "trees of other attention"
     among = attend_to_nodes(q, cache, tail, out, kv_heads=kv_heads, scale=scale, scales=scales)
     merge_parts(partial_out, partial_lse, schedule, out, shared=among)
-
-
-def gqa_decode_torch(
-    q: Tensor,
-    cache: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    out: Tensor,
-    *,
-    max_length: int,
-    scale: float,
-    scales: KVScales = UNSCALED,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> None:
-    """`max_length` is at least the longest length. `window` and `softcap`: as of an `AttentionSpec`. Rows before the
-    window are not read."""
-    kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
-    batch, heads, head_dim = q.shape
-    locations, beyond = paged_rows(
-        page_table,
-        slots,
-        lengths,
-        page_size=cache.shape[1],
-        max_length=max_length,
-        window=window,
-    )
-    rows = kv_take(
-        cache,
-        locations.flatten(),
-        dtype=torch.float32,
-        scales=scales,
-        value_column=kv_heads * head_dim,
-    ).view(*locations.shape, -1)
-    keys, values = (  # [B, G, N, W or V]
-        part.transpose(1, 2) for part in keys_and_values(rows, head_dim, out.shape[-1])
-    )
-    grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
-    scores = softcapped_torch(torch.matmul(grouped, keys.transpose(-1, -2)) * scale, softcap)
-    probabilities = scores.masked_fill_(beyond[:, None, None], float("-inf")).softmax(dim=-1)
-    out.copy_(torch.matmul(probabilities, values).view(out.shape))
 
 
 def _num_kv_heads(q: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, out: Tensor) -> int:

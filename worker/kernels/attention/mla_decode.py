@@ -96,6 +96,42 @@ def mla_decode(
     )
 
 
+def mla_decode_torch(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    *,
+    max_length: int,
+    scale: float,
+    queries: int = 1,
+    kv_scale: float = 1.0,
+) -> Tensor:
+    """`max_length` is at least the longest length."""
+    _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
+    batch, heads, latent = q_latent.shape
+    requests, width = len(lengths), cache.shape[-1]
+    locations, beyond = paged_rows(
+        page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
+    )
+    rows = kv_take(
+        cache, locations.flatten(), dtype=torch.float32, scales=KVScales(kv_scale, kv_scale)
+    )
+    rows = rows.view(requests, max_length, width)
+
+    q = torch.cat((q_latent, q_pe), dim=-1).float().view(requests, queries, heads, width)
+    scores = torch.einsum("bqhw,bnw->bqhn", q, rows) * scale
+    # Of the new tokens, all but the last attend to fewer rows
+    later = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=lengths.device)
+    at = torch.arange(max_length, dtype=torch.int32, device=lengths.device)
+    hidden = beyond[:, None] | (at >= (lengths[:, None] - later)[:, :, None])
+    weights = scores.masked_fill_(hidden[:, :, None], float("-inf")).softmax(dim=-1)
+    out = torch.einsum("bqhn,bnc->bqhc", weights, rows[:, :, :latent])
+    return out.reshape(batch, heads, latent).to(q_latent.dtype)
+
+
 def mla_decode_triton(
     q_latent: Tensor,
     q_pe: Tensor,
@@ -251,42 +287,6 @@ def _attend(
             SETTLED=settled and tiling.block_rows < 64,
         )
     return parts
-
-
-def mla_decode_torch(
-    q_latent: Tensor,
-    q_pe: Tensor,
-    cache: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    *,
-    max_length: int,
-    scale: float,
-    queries: int = 1,
-    kv_scale: float = 1.0,
-) -> Tensor:
-    """`max_length` is at least the longest length."""
-    _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
-    batch, heads, latent = q_latent.shape
-    requests, width = len(lengths), cache.shape[-1]
-    locations, beyond = paged_rows(
-        page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
-    )
-    rows = kv_take(
-        cache, locations.flatten(), dtype=torch.float32, scales=KVScales(kv_scale, kv_scale)
-    )
-    rows = rows.view(requests, max_length, width)
-
-    q = torch.cat((q_latent, q_pe), dim=-1).float().view(requests, queries, heads, width)
-    scores = torch.einsum("bqhw,bnw->bqhn", q, rows) * scale
-    # Of the new tokens, all but the last attend to fewer rows
-    later = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=lengths.device)
-    at = torch.arange(max_length, dtype=torch.int32, device=lengths.device)
-    hidden = beyond[:, None] | (at >= (lengths[:, None] - later)[:, :, None])
-    weights = scores.masked_fill_(hidden[:, :, None], float("-inf")).softmax(dim=-1)
-    out = torch.einsum("bqhn,bnc->bqhc", weights, rows[:, :, :latent])
-    return out.reshape(batch, heads, latent).to(q_latent.dtype)
 
 
 def _check_shapes(

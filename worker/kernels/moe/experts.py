@@ -89,6 +89,33 @@ def moe_experts(
     return moe_experts_torch(x, ups, downs, weights, ids, plus)
 
 
+def moe_experts_torch(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Plus = None,
+) -> Tensor:
+    if isinstance(plus, SharedWeights):
+        plus = partial(_shared_torch, x, plus)
+    tokens, hidden = x.shape
+    experts, top_k = len(gate_up), ids.shape[1]
+    # Pairs without an expert are last, behind all groups
+    sorted_ids, order = torch.where(ids < 0, experts, ids).flatten().sort(stable=True)
+    ends = torch.searchsorted(
+        sorted_ids,
+        torch.arange(experts, dtype=ids.dtype, device=x.device),
+        right=True,
+        out_int32=True,
+    )
+    rows = x.index_select(0, order // top_k)
+    rows = _grouped_linear(silu_and_mul(_grouped_linear(rows, gate_up, ends)), down, ends)
+
+    unsorted = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, top_k, hidden)
+    return weighted_sum(unsorted.masked_fill_((ids < 0)[..., None], 0.0), weights, plus)
+
+
 def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
@@ -144,33 +171,6 @@ def moe_experts_triton(
     rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down.values)
     of_shared = Term(rows[ids.numel() :]) if shared else None
     return combine(rows, weights, plus() if callable(plus) else of_shared)
-
-
-def moe_experts_torch(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    plus: Plus = None,
-) -> Tensor:
-    if isinstance(plus, SharedWeights):
-        plus = partial(_shared_torch, x, plus)
-    tokens, hidden = x.shape
-    experts, top_k = len(gate_up), ids.shape[1]
-    # Pairs without an expert are last, behind all groups
-    sorted_ids, order = torch.where(ids < 0, experts, ids).flatten().sort(stable=True)
-    ends = torch.searchsorted(
-        sorted_ids,
-        torch.arange(experts, dtype=ids.dtype, device=x.device),
-        right=True,
-        out_int32=True,
-    )
-    rows = x.index_select(0, order // top_k)
-    rows = _grouped_linear(silu_and_mul(_grouped_linear(rows, gate_up, ends)), down, ends)
-
-    unsorted = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, top_k, hidden)
-    return weighted_sum(unsorted.masked_fill_((ids < 0)[..., None], 0.0), weights, plus)
 
 
 def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

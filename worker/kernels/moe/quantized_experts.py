@@ -78,6 +78,41 @@ def takes_shared_quantized(
     return gate_up.block == shared_gate_up.block and gate_up.block[0] == shared_down.block[0]
 
 
+def quantized_experts_torch(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Term] | None = None,
+    total: int | None = None,
+) -> Tensor:
+    """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in
+    float32.
+
+    Reads `ids`, and dequantizes the routed experts alone, one at a time. Dequantizing all of them would take most of the
+    time of a small step, and tens of gigabytes in DeepSeek-V3.
+    """
+    top_k, experts = ids.shape[1], len(gate_up.values)
+    tiling = quantized_tiling(len(x), top_k, total or experts, hopper_rows(gate_up, down))
+    dtype = gate_up.values.dtype
+    is_rounded = tiling.rows > 1 and all(map(_rounds_rows, (gate_up, down)))
+    rows = round_rows(x, dtype) if is_rounded else x.float()
+    pairs = {
+        expert: (ids == expert).nonzero(as_tuple=True)
+        for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist()
+    }
+    gated = rows.new_zeros(*ids.shape, gate_up.values.shape[1] // 2)
+    for expert, at in pairs.items():
+        gated[at] = silu_and_mul_torch(_product(rows[at[0]], gate_up, expert))
+    if is_rounded:
+        gated = round_rows(gated.flatten(0, 1), dtype, tiling.gate_up.block_n).view_as(gated)
+    out = x.new_zeros(*ids.shape, x.shape[1])
+    for expert, at in pairs.items():
+        out[at] = _product(gated[at], down, expert).to(out.dtype)
+    return weighted_sum(out, weights, plus)
+
+
 def quantized_experts(
     x: Activations,
     gate_up: Weight,
@@ -112,41 +147,6 @@ def quantized_experts(
         gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
         out = down_quantized(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
-
-
-def quantized_experts_torch(
-    x: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    weights: Tensor,
-    ids: Tensor,
-    plus: Callable[[], Term] | None = None,
-    total: int | None = None,
-) -> Tensor:
-    """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in
-    float32.
-
-    Reads `ids`, and dequantizes the routed experts alone, one at a time. Dequantizing all of them would take most of the
-    time of a small step, and tens of gigabytes in DeepSeek-V3.
-    """
-    top_k, experts = ids.shape[1], len(gate_up.values)
-    tiling = quantized_tiling(len(x), top_k, total or experts, hopper_rows(gate_up, down))
-    dtype = gate_up.values.dtype
-    is_rounded = tiling.rows > 1 and all(map(_rounds_rows, (gate_up, down)))
-    rows = round_rows(x, dtype) if is_rounded else x.float()
-    pairs = {
-        expert: (ids == expert).nonzero(as_tuple=True)
-        for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist()
-    }
-    gated = rows.new_zeros(*ids.shape, gate_up.values.shape[1] // 2)
-    for expert, at in pairs.items():
-        gated[at] = silu_and_mul_torch(_product(rows[at[0]], gate_up, expert))
-    if is_rounded:
-        gated = round_rows(gated.flatten(0, 1), dtype, tiling.gate_up.block_n).view_as(gated)
-    out = x.new_zeros(*ids.shape, x.shape[1])
-    for expert, at in pairs.items():
-        out[at] = _product(gated[at], down, expert).to(out.dtype)
-    return weighted_sum(out, weights, plus)
 
 
 def _rounds_rows(weight: Weight) -> bool:

@@ -65,6 +65,42 @@ def moe_routing(
     return route(logits, rule, bias, out_cache_loc, table=table, counts=counts)
 
 
+def moe_routing_torch(
+    logits: Tensor,
+    rule: RoutingRule,
+    bias: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
+    *,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    softmax = rule.scoring == "softmax"
+    scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+
+    if rule.top_groups < rule.num_groups:
+        grouped = choice.view(len(logits), rule.num_groups, -1)
+        best = grouped.topk(1 if softmax else 2, dim=-1).values.sum(dim=-1)
+        groups = best.topk(rule.top_groups, dim=-1, sorted=False).indices
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
+        choice = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+
+    ids = choice.topk(rule.top_k, dim=-1, sorted=False).indices
+    weights = scores.gather(-1, ids)
+    if rule.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    weights, is_dropped = weights * rule.scale, torch.zeros_like(ids, dtype=torch.bool)
+    if out_cache_loc is not None:
+        is_dropped |= (out_cache_loc == 0)[:, None]
+    if counts is not None:
+        counts.index_add_(0, ids.flatten(), (~is_dropped).flatten().to(counts.dtype))
+    if table is not None:
+        row = torch.arange(len(ids), device=ids.device)
+        ids = table[ids, (row % table.shape[1])[:, None]]
+        is_dropped |= ids < 0
+    return weights.masked_fill(is_dropped, 0.0), ids.int().masked_fill(is_dropped, -1)
+
+
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
 def _route(
     logits,
@@ -198,39 +234,3 @@ def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
         "BLOCK_COLUMNS": triton.next_power_of_2(rule.top_k),
         "num_warps": 1 if groups * size <= 512 else 4,
     }
-
-
-def moe_routing_torch(
-    logits: Tensor,
-    rule: RoutingRule,
-    bias: Tensor | None = None,
-    out_cache_loc: Tensor | None = None,
-    *,
-    table: Tensor | None = None,
-    counts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    softmax = rule.scoring == "softmax"
-    scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
-    choice = scores if bias is None else scores + bias
-
-    if rule.top_groups < rule.num_groups:
-        grouped = choice.view(len(logits), rule.num_groups, -1)
-        best = grouped.topk(1 if softmax else 2, dim=-1).values.sum(dim=-1)
-        groups = best.topk(rule.top_groups, dim=-1, sorted=False).indices
-        left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
-        choice = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-
-    ids = choice.topk(rule.top_k, dim=-1, sorted=False).indices
-    weights = scores.gather(-1, ids)
-    if rule.normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    weights, is_dropped = weights * rule.scale, torch.zeros_like(ids, dtype=torch.bool)
-    if out_cache_loc is not None:
-        is_dropped |= (out_cache_loc == 0)[:, None]
-    if counts is not None:
-        counts.index_add_(0, ids.flatten(), (~is_dropped).flatten().to(counts.dtype))
-    if table is not None:
-        row = torch.arange(len(ids), device=ids.device)
-        ids = table[ids, (row % table.shape[1])[:, None]]
-        is_dropped |= ids < 0
-    return weights.masked_fill(is_dropped, 0.0), ids.int().masked_fill(is_dropped, -1)
