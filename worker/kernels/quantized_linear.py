@@ -49,7 +49,7 @@ from mla_router.worker.kernels.weight import (
     Weight,
     dense_rows,
 )
-from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
+from mla_router.worker.kernels.weight_scales import scaled, scaled_sums
 
 # From so many rows on torch's library is faster than the kernel, by the least number of weights: on an H200, with
 # medium weights on an H100 (`bench/kernels/bench_quantized.py`)
@@ -267,22 +267,18 @@ def _quantized_linear_kernel(
         a_scale_at = x_scales + row * row_stride + start // X_GROUP * group_stride
         a_scale = tl.load(a_scale_at, real, other=0.0)
         part = tl.dot(a, w.T)
-        if SCALE_COLUMNS < INPUTS:
-            sums += scaled(
-                part,
-                a_scale,
-                weight_scales,
-                first,
-                start // SCALE_COLUMNS,
-                OUTPUTS,
-                BLOCK_N,
-                SCALE_ROWS,
-                SCALES,
-            )
-        else:
-            sums += part.to(tl.float32) * a_scale[:, None]
-    if SCALE_COLUMNS >= INPUTS:
-        sums *= column_of_scales(weight_scales, first, 0, OUTPUTS, BLOCK_N, SCALE_ROWS, SCALES)
+        sums += scaled(
+            part,
+            a_scale,
+            weight_scales,
+            first,
+            start // SCALE_COLUMNS,
+            OUTPUTS,
+            BLOCK_N,
+            SCALE_ROWS,
+            SCALES,
+        )
+    sums = scaled_sums(sums, weight_scales, first, OUTPUTS, BLOCK_N, SCALE_ROWS, SCALES)
     tl.store(
         out + row[:, None] * OUTPUTS + n[None, :],
         sums.to(out.dtype.element_ty),

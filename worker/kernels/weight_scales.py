@@ -19,7 +19,10 @@ def scaled(
     SCALES: tl.constexpr,
 ):
     """Returns a product [rows, BLOCK_N] in float32, times the scales [rows] of its rows and the scales of BLOCK_N outputs
-    from `first` on, in column `k` of `scales` [ceil(ROWS / SCALE_ROWS), SCALES]."""
+    from `first` on, in column `k` of `scales` [ceil(ROWS / SCALE_ROWS), SCALES]. Scales of all inputs are left to
+    `scaled_sums`."""
+    if SCALES == 1:
+        return part.to(tl.float32) * row_scale[:, None]
     if SCALE_ROWS % BLOCK_N == 0:  # one scale
         scale = tl.load(
             scales + tl.minimum(first // SCALE_ROWS, (ROWS - 1) // SCALE_ROWS) * SCALES + k
@@ -28,12 +31,28 @@ def scaled(
     return (
         part.to(tl.float32)
         * row_scale[:, None]
-        * column_of_scales(scales, first, k, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
+        * _column_of_scales(scales, first, k, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
     )
 
 
 @triton.jit
-def column_of_scales(
+def scaled_sums(
+    sums,
+    scales,
+    first,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Returns the sums [rows, BLOCK_N] of results of `scaled`, times the scales of outputs that have one for all inputs."""
+    if SCALES == 1:
+        sums *= _column_of_scales(scales, first, 0, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
+    return sums
+
+
+@triton.jit
+def _column_of_scales(
     scales,
     first,
     k,
@@ -42,6 +61,6 @@ def column_of_scales(
     SCALE_ROWS: tl.constexpr,
     SCALES: tl.constexpr,
 ):
-    """Returns the scales [1, BLOCK_N] of outputs from `first` on."""
+    """Returns the scales [1, BLOCK_N] of outputs from `first` on, in column `k`."""
     n = first + tl.arange(0, BLOCK_N)
     return tl.load(scales + n // SCALE_ROWS * SCALES + k, n < ROWS, other=0.0)[None, :]

@@ -24,7 +24,7 @@ from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import wait_for_previous
 from mla_router.worker.kernels.quantize import quantized
 from mla_router.worker.kernels.weight import Quantized, Weight
-from mla_router.worker.kernels.weight_scales import column_of_scales, scaled
+from mla_router.worker.kernels.weight_scales import scaled, scaled_sums
 
 
 @triton.jit
@@ -93,38 +93,31 @@ def _gate_up(
         a_scale = tl.load(a_scale_at, real, other=0.0)
         gate_part = product(a, weight.load([of_expert, 0, first, start]).reshape(BLOCK_N, BLOCK_K))
         up_part = product(a, weight.load([of_expert, 1, first, start]).reshape(BLOCK_N, BLOCK_K))
-        if SCALE_COLUMNS < HIDDEN:
-            column_k = start // SCALE_COLUMNS
-            gate += scaled(
-                gate_part,
-                a_scale,
-                weight_scales,
-                first,
-                column_k,
-                2 * WIDTH,
-                BLOCK_N,
-                SCALE_ROWS,
-                SCALES,
-            )
-            up += scaled(
-                up_part,
-                a_scale,
-                weight_scales,
-                WIDTH + first,
-                column_k,
-                2 * WIDTH,
-                BLOCK_N,
-                SCALE_ROWS,
-                SCALES,
-            )
-        else:
-            gate += gate_part.to(tl.float32) * a_scale[:, None]
-            up += up_part.to(tl.float32) * a_scale[:, None]
-    if SCALE_COLUMNS >= HIDDEN:
-        gate *= column_of_scales(weight_scales, first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
-        up *= column_of_scales(
-            weight_scales, WIDTH + first, 0, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES
+        column_k = start // SCALE_COLUMNS
+        gate += scaled(
+            gate_part,
+            a_scale,
+            weight_scales,
+            first,
+            column_k,
+            2 * WIDTH,
+            BLOCK_N,
+            SCALE_ROWS,
+            SCALES,
         )
+        up += scaled(
+            up_part,
+            a_scale,
+            weight_scales,
+            WIDTH + first,
+            column_k,
+            2 * WIDTH,
+            BLOCK_N,
+            SCALE_ROWS,
+            SCALES,
+        )
+    gate = scaled_sums(gate, weight_scales, first, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
+    up = scaled_sums(up, weight_scales, WIDTH + first, 2 * WIDTH, BLOCK_N, SCALE_ROWS, SCALES)
     gated, scale = quantized(gate / (1 + tl.exp(-gate)) * up, DTYPE)
     at = first + tl.arange(0, BLOCK_N)
     tl.store(
@@ -188,22 +181,18 @@ def _down(
         # Columns past the end are weights of another expert, or zeros, and are not stored
         tile = weight.load([(expert * HIDDEN).to(tl.int32) + first, start])
         part = product(a, tile)
-        if SCALE_COLUMNS < WIDTH:
-            sums += scaled(
-                part,
-                a_scale,
-                weight_scales,
-                first,
-                start // SCALE_COLUMNS,
-                HIDDEN,
-                BLOCK_N,
-                SCALE_ROWS,
-                SCALES,
-            )
-        else:
-            sums += part.to(tl.float32) * a_scale[:, None]
-    if SCALE_COLUMNS >= WIDTH:
-        sums *= column_of_scales(weight_scales, first, 0, HIDDEN, BLOCK_N, SCALE_ROWS, SCALES)
+        sums += scaled(
+            part,
+            a_scale,
+            weight_scales,
+            first,
+            start // SCALE_COLUMNS,
+            HIDDEN,
+            BLOCK_N,
+            SCALE_ROWS,
+            SCALES,
+        )
+    sums = scaled_sums(sums, weight_scales, first, HIDDEN, BLOCK_N, SCALE_ROWS, SCALES)
     weight_row = first + tl.arange(0, BLOCK_N)
     at = out + pair.to(tl.int64)[:, None] * HIDDEN + weight_row[None, :]
     tl.store(at, sums.to(out.dtype.element_ty), real[:, None] & (weight_row < HIDDEN)[None, :])

@@ -53,6 +53,8 @@ def _gate_up_kernel(
     gate_row = (n % WIDTH).to(tl.int64)
     SCALES: tl.constexpr = (HIDDEN + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     STEPS: tl.constexpr = (HIDDEN + PIECES * PIECE - 1) // (PIECES * PIECE)
+    OF_EXPERT: tl.constexpr = (2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES
+    chosen = ids + token * TOP_K + choice
     between = WIDTH
     if SHARED:
         if choice < 0:
@@ -62,17 +64,9 @@ def _gate_up_kernel(
             scales = shared_scales
             exists = True
         else:
-            wait_for_previous()
-            expert = tl.load(ids + token * TOP_K + choice).to(tl.int64)
-            exists = expert >= 0
-            weight += expert * (2 * WIDTH * HIDDEN)
-            scales += expert * ((2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
+            weight, scales, exists = _routed(weight, scales, chosen, HIDDEN, WIDTH, OF_EXPERT)
     else:
-        wait_for_previous()
-        expert = tl.load(ids + token * TOP_K + choice).to(tl.int64)
-        exists = expert >= 0
-        weight += expert * (2 * WIDTH * HIDDEN)
-        scales += expert * ((2 * WIDTH + SCALE_ROWS - 1) // SCALE_ROWS * SCALES)
+        weight, scales, exists = _routed(weight, scales, chosen, HIDDEN, WIDTH, OF_EXPERT)
     up_row = gate_row + between
     gate_at = weight + gate_row * HIDDEN
     up_at = weight + up_row * HIDDEN
@@ -103,6 +97,21 @@ def _gate_up_kernel(
     u = tl.sum(tl.sum(up, axis=2), axis=0)
     gated = (g / (1 + tl.exp(-g)) * u).to(out.dtype.element_ty)
     tl.store(out + pair * WIDTH + n, gated, n < WIDTH)
+
+
+@triton.jit
+def _routed(
+    weight,
+    scales,
+    chosen,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Returns the addresses of a routed expert's weight and of its SCALES scales, and whether the expert exists."""
+    wait_for_previous()
+    expert = tl.load(chosen).to(tl.int64)
+    return weight + expert * (2 * WIDTH * HIDDEN), scales + expert * SCALES, expert >= 0
 
 
 @reads_early({"SHARED": ("shared", "shared_scales")})
