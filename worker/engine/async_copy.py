@@ -53,7 +53,8 @@ class AsyncCopy:
         self._drafts_copied: torch.cuda.Event | None = None
 
     def extend(self) -> None:
-        """Counts the work since the start of the copy as part of the step. On a GPU it runs within the next step's time."""
+        """Counts the work since the start of the copy as part of the step. On a GPU it runs within the next step's
+        time."""
         if self._copied is None:
             self._seconds = time.perf_counter() - self._began
 
@@ -134,7 +135,8 @@ class AsyncCopyBuffers:
         )
 
     def start_drafts(self, pending: AsyncCopy, drafts: Tensor) -> None:
-        """Starts the copy of `drafts` [S, K] int64, UNUSED behind the last one, of the step of the last `start`, which returned `pending`."""
+        """Starts the copy of `drafts` [S, K] int64, UNUSED behind the last one, of the step of the last `start`, which
+        returned `pending`."""
         if not self._on_cuda:
             pending.add_drafts(drafts, None)
             return

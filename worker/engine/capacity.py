@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 _CPU_TOKENS = 65536
 # Embeddings of images on the device, 470 MB with 7B parameters: those of 10 to 90 images
 _IMAGE_TOKENS = 65536
-# Tiles of one batch of the vision tower: a layer of more takes too long between two steps (`scheduler/images.py`). On a CPU
-# each takes a second with the published weights
+# Tiles of one batch of the vision tower: a layer of more takes too long between two steps (`scheduler/images.py`). On a
+# CPU each takes a second with the published weights
 _IMAGE_TILES = 8
 _GIB = 1 << 30
 # For allocations of libraries, and for memory that is lost between tensors of different sizes
@@ -41,9 +41,9 @@ def plan_capacity(
     takes_images: bool = False,
     new_drafter: NewDrafter | None = None,
 ) -> Capacity:
-    """Sizes the KV cache, with the rows of a drafter, and the batch. On a GPU, memory in use and the KV cache together take
-    `mem_fraction_static` of the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get the size
-    of the rank with the least room. Raises ConfigError if not even one page fits."""
+    """Sizes the KV cache, with the rows of a drafter, and the batch. On a GPU, memory in use and the KV cache together
+    take `mem_fraction_static` of the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get
+    the size of the rank with the least room. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
     specs = model.kv_cache_specs(kv_cache_dtype)
     if new_drafter is not None:

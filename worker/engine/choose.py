@@ -1,4 +1,5 @@
-"""Choices by the settings of a worker and by its device: device, dtypes, the model's config and the sizes of CUDA graphs."""
+"""Choices by the settings of a worker and by its device: device, dtypes, the model's config and the sizes of CUDA
+graphs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Encodes images between the steps, and keeps their embeddings on the device.
 
-A batch of tiles is launched in pieces of a few layers of the tower, in the stream of the steps: the next step waits for a
-piece, not for the batch. Batches of few tiles run in CUDA graphs (`runners/tower_graphs.py`). On a CPU a batch runs at once. The scheduler chooses the batches and the pieces, and bounds the
-kept embeddings (`scheduler/images.py`).
+A batch of tiles is launched in pieces of a few layers of the tower, in the stream of the steps: the next step waits for
+a piece, not for the batch. Batches of few tiles run in CUDA graphs (`runners/tower_graphs.py`). On a CPU a batch runs
+at once. The scheduler chooses the batches and the pieces, and bounds the kept embeddings (`scheduler/images.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mla_router.worker.core import ImageInfo, ImagePart, PrefillChunk
 from mla_router.worker.engine.runners.tower_graphs import TowerGraphs
 from mla_router.worker.model.vision import VisionEncoder
 
-# Share of the host's time for a layer that holds up the steps: it launches a piece while the device computes the step before
+# Share of the host's time for a layer that holds up the steps: it launches a piece while the device computes the step
+# before
 HOST_SHARE = 0.6
 
 

@@ -123,8 +123,8 @@ class InputPacker:
 
 
 def _rows(plan: StepPlan, size: int, idle_slot: int) -> NDArray[np.int64]:
-    """Returns the slots, lengths and tokens of `size` rows, [3, size]. A row of a chunk has as many tokens in the KV cache
-    as its length; for a decode row that is a bound. The token of a row of a draft is the number of the draft."""
+    """Returns the slots, lengths and tokens of `size` rows, [3, size]. A row of a chunk has as many tokens in the KV
+    cache as its length; for a decode row that is a bound. The token of a row of a draft is the number of the draft."""
     at, each = plan.num_decode_rows, plan.rows_per_decode
     rows = np.zeros((3, size), dtype=np.int64)
     slots, lengths, tokens = rows

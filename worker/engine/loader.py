@@ -141,8 +141,8 @@ def _log_memory(model: CausalLM, working: WorkingMemory) -> None:
 
 
 def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> NewDrafter | None:
-    """Returns the drafter of --speculative-algorithm, with its weights. `whole`: the config of the model that ranks divide.
-    Raises ConfigError, ModelError."""
+    """Returns the drafter of --speculative-algorithm, with its weights. `whole`: the config of the model that ranks
+    divide. Raises ConfigError, ModelError."""
     if config.speculative_algorithm == "none":
         return None
     flag = f"--speculative-algorithm {config.speculative_algorithm}"

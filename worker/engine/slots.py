@@ -1,7 +1,7 @@
 """State of the forward pass on the device between steps, indexed by request slot.
 
-A step writes its sampled tokens, the new lengths and drafts here and the next step reads them, so that the host can launch
-step N+1 before it knows the tokens of step N.
+A step writes its sampled tokens, the new lengths and drafts here and the next step reads them, so that the host can
+launch step N+1 before it knows the tokens of step N.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SlotState:
     def look_up(
         self, rows: Tensor, kinds: Tensor, into: LookedUp | None = None, queries: int = 1
     ) -> LookedUp:
-        """Looks up the inputs of `rows` [3, B] int64, slots, lengths and tokens, of `kinds` [B] int8. The first ones may be
-        rows of decode slots, `queries` of each."""
+        """Looks up the inputs of `rows` [3, B] int64, slots, lengths and tokens, of `kinds` [B] int8. The first ones
+        may be rows of decode slots, `queries` of each."""
         found = look_up(
             rows,
             kinds,
@@ -99,7 +99,8 @@ class SlotState:
         return found
 
     def chains(self, slots: Tensor) -> Tensor:
-        """Returns the drafts of `slots` [S] int64, [S, K] int64: of a tree the chain of its best nodes, with UNUSED behind it."""
+        """Returns the drafts of `slots` [S] int64, [S, K] int64: of a tree the chain of its best nodes, with UNUSED
+        behind it."""
         drafts = self.drafts[slots]
         return drafts if self.tree is None else self.tree.chains(slots, drafts)
 
@@ -124,8 +125,8 @@ class SlotState:
         return self.look_up(rows, kinds)
 
     def check(self, plan: StepPlan) -> None:
-        """Asserts that the tokens of the decode rows of `plan`, which is not sampled yet, are as many as the plan says, or
-        with drafts at most as many. Waits for the device."""
+        """Asserts that the tokens of the decode rows of `plan`, which is not sampled yet, are as many as the plan says,
+        or with drafts at most as many. Waits for the device."""
         lengths = self.lengths.tolist()
         known = tuple([lengths[slot] for slot in plan.decode_slots])
         if self._with_drafts:

@@ -38,8 +38,8 @@ class Upload:
         self._turn = 0
 
     def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
-        """Returns `arrays` of int64, int32, int8 or float32 as tensors on the device. They are valid for work that is launched
-        before the next call."""
+        """Returns `arrays` of int64, int32, int8 or float32 as tensors on the device. They are valid for work that is
+        launched before the next call."""
         arrays = [np.ascontiguousarray(array) for array in arrays]
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]

@@ -5,11 +5,11 @@ tiles of the weight and of x to the ring, the first tiles of a constant weight b
 writes x (`pdl.py`): a ring fills while a norm or an activation computes x. Warpgroups of a kernel multiply
 (`linear_hopper.py`, `quantized_linear_hopper.py`).
 
-The product is transposed: a warpgroup multiplies 64 rows, which are rows of the weight, and its columns are rows of x. The
-64 rows are SPLIT parts of the inputs of 64 / SPLIT outputs, and the columns are the rows of x, once for each part. Of the
-SPLIT x SPLIT products of parts those on the diagonal belong together, and are added at the end (`add_parts`). With a
-SPLIT there are as many times more programs, each with fewer bytes: all multiprocessors have work, and the last wave of
-programs is a full one.
+The product is transposed: a warpgroup multiplies 64 rows, which are rows of the weight, and its columns are rows of x.
+The 64 rows are SPLIT parts of the inputs of 64 / SPLIT outputs, and the columns are the rows of x, once for each part.
+Of the SPLIT x SPLIT products of parts those on the diagonal belong together, and are added at the end (`add_parts`).
+With a SPLIT there are as many times more programs, each with fewer bytes: all multiprocessors have work, and the last
+wave of programs is a full one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def programs(outputs: int, split: int) -> int:
 
 
 def full_waves(outputs: int, splits: tuple[int, ...], multiprocessors: int) -> int:
-    """Returns the split, of `splits` in ascending order, whose programs take the least time in whole waves of one program a
-    multiprocessor."""
+    """Returns the split, of `splits` in ascending order, whose programs take the least time in whole waves of one
+    program a multiprocessor."""
 
     def outputs_in_turn(split: int) -> int:
         each = PRODUCT_ROWS // split
@@ -150,7 +150,8 @@ def _copy_rows(ring, x, step, stage, SPLIT: gl.constexpr):
 
 @gluon.jit
 def operands(ring):
-    """Returns the tiles of the stages as operands: weights [STAGES, SPLIT * PART, DEPTH], rows [STAGES, SPLIT * ROWS, DEPTH]."""
+    """Returns the tiles of the stages as operands: weights [STAGES, SPLIT * PART, DEPTH], rows [STAGES, SPLIT * ROWS,
+    DEPTH]."""
     weights, activations, full, _ = ring
     STAGES: gl.constexpr = full.shape[0]
     DTYPE: gl.constexpr = weights.dtype

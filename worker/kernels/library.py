@@ -1,8 +1,8 @@
 """x @ weight.T by NVIDIA's libraries: cuBLAS, or cuBLASLt where it is faster.
 
-torch takes cuBLAS unless told otherwise. With 65 to 128 rows, few outputs and many inputs cuBLASLt divides the inputs better:
-Llama 3 8B's last product of a layer, 4,096 outputs of 14,336 inputs, takes 46.3 us instead of 53.9 for 128 rows on an H100.
-Its other products take the same with both (`docs/design/kernels.md`).
+torch takes cuBLAS unless told otherwise. With 65 to 128 rows, few outputs and many inputs cuBLASLt divides the inputs
+better: Llama 3 8B's last product of a layer, 4,096 outputs of 14,336 inputs, takes 46.3 us instead of 53.9 for 128 rows
+on an H100. Its other products take the same with both (`docs/design/kernels.md`).
 """
 
 from __future__ import annotations

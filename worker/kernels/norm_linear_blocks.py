@@ -34,8 +34,8 @@ def launch(
     *,
     constant: bool,
 ) -> None:
-    """Writes product [T, N], total [T, K] if there is a residual, and the normalized rows [T, K] to `normed` and `quantized`
-    if these are not None. For the other arguments see `norm_linear`; K is at most 2048."""
+    """Writes product [T, N], total [T, K] if there is a residual, and the normalized rows [T, K] to `normed` and
+    `quantized` if these are not None. For the other arguments see `norm_linear`; K is at most 2048."""
     (rows, inputs), outputs = x.shape, len(weight)
     programs = triton.cdiv(outputs, BLOCK_OUTPUTS)  # which share the columns to quantize
     other = x if residual is None else residual

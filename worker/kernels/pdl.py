@@ -8,13 +8,13 @@ when its predecessor ends. In a captured CUDA graph such a launch is a programma
 The rule: a kernel launched with `launch_options` calls `wait_for_previous` in every program and on every path, before
 it writes memory, before it leaves, and before it reads memory that is neither constant nor settled.
 
-Then the result is the same as without overlap. The wait ends when the predecessor has ended and its writes are
-visible. The predecessor has waited for its own predecessor, and so on: all earlier kernels have ended. That covers
-memory that an older kernel reads and a newer one overwrites. A kernel without the option (cuBLAS, copies, torch's
-own) starts when its predecessor has ended, and is a link of the same chain. So is an event, and therefore work on
-another stream (`beside.py`). So is a collective of NCCL (`comm/`), on the same stream: it waits for the kernels before,
-whose results it reads, and a kernel behind it waits for its end. A kernel breaks the chain if it has the option and does not wait, or if some of its
-programs can leave before the wait.
+Then the result is the same as without overlap. The wait ends when the predecessor has ended and its writes are visible.
+The predecessor has waited for its own predecessor, and so on: all earlier kernels have ended. That covers memory that
+an older kernel reads and a newer one overwrites. A kernel without the option (cuBLAS, copies, torch's own) starts when
+its predecessor has ended, and is a link of the same chain. So is an event, and therefore work on another stream
+(`beside.py`). So is a collective of NCCL (`comm/`), on the same stream: it waits for the kernels before, whose results
+it reads, and a kernel behind it waits for its end. A kernel breaks the chain if it has the option and does not wait, or
+if some of its programs can leave before the wait.
 
 Constant memory is written by no kernel while a model runs: the weights as they were loaded. A `Weight` says whether
 it is constant; a dequantized copy is not. A kernel loads a constant weight, or its beginning, to registers before the

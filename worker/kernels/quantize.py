@@ -37,8 +37,8 @@ _ROUNDER = tl.constexpr(12582912.0)
 
 
 def has_kernel(x: Activations, weight: Weight) -> bool:
-    """Whether the product of x with a quantized weight, or with each of a stack, has a kernel: for 16-bit numbers, on a GPU
-    with the conversions and the shared memory, and with whole groups of columns to a scale of the weight. Without a
+    """Whether the product of x with a quantized weight, or with each of a stack, has a kernel: for 16-bit numbers, on a
+    GPU with the conversions and the shared memory, and with whole groups of columns to a scale of the weight. Without a
     kernel the weight is dequantized first."""
     if weight.is_plain or not on_gpu(x):
         return False
@@ -74,8 +74,8 @@ def as_quantized(x: Activations, dtype: torch.dtype) -> Quantized:
 
 
 def in_form(x: Tensor, form: RowForm) -> Activations:
-    """Returns x in the form of the products that take it, by a launch of its own: the definition of the ops that return rows
-    in a form."""
+    """Returns x in the form of the products that take it, by a launch of its own: the definition of the ops that return
+    rows in a form."""
     if form.quantized is None:
         return x
     return quantize_rows(x, form.quantized)._replace(plain=x if form.plain else None)
@@ -92,8 +92,8 @@ def empty_rows(x: Tensor, columns: int, form: RowForm) -> tuple[Tensor | None, Q
 
 
 def _empty_quantized(x: Tensor, columns: int, dtype: torch.dtype, group: int = GROUP) -> Quantized:
-    """Returns memory for as many rows as x has, as cuBLAS reads it: with a multiple of ROWS_OF_LIBRARY rows, and the scales
-    of a group of columns next to each other."""
+    """Returns memory for as many rows as x has, as cuBLAS reads it: with a multiple of ROWS_OF_LIBRARY rows, and the
+    scales of a group of columns next to each other."""
     rows = len(x)
     padded = triton.cdiv(rows, ROWS_OF_LIBRARY) * ROWS_OF_LIBRARY
     values = torch.empty(padded, columns, dtype=dtype, device=x.device)
@@ -127,8 +127,8 @@ def quantize_rows_torch(x: Tensor, dtype: torch.dtype, group: int = GROUP) -> Qu
 
 
 def _scaled_groups(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
-    """Returns the groups [T, ceil(K / group), group] of x divided by their scales, before they are rounded, and the scales
-    [T, ceil(K / group)]."""
+    """Returns the groups [T, ceil(K / group), group] of x divided by their scales, before they are rounded, and the
+    scales [T, ceil(K / group)]."""
     rows, columns = x.shape
     groups = -(-columns // group)
     wide = functional.pad(x.float(), (0, groups * group - columns)).view(rows, groups, group)

@@ -26,8 +26,8 @@ STAGES = 2  # steps whose weights are under way at once
 
 
 def tiling(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """Returns outputs and pieces of a program's step, and warps: within 11% of the fastest of a sweep on an H100, over the
-    shapes of V2-Lite and V3."""
+    """Returns outputs and pieces of a program's step, and warps: within 11% of the fastest of a sweep on an H100, over
+    the shapes of V2-Lite and V3."""
     return (4, 4, 2) if outputs > 8192 >= inputs else (2, 8, 4)
 
 
@@ -216,8 +216,8 @@ def scaled_weights(
     RUN: tl.constexpr,
     exists=True,
 ):
-    """Loads values [PIECES, outputs, PIECE] of a step, which leave L2 first, and scales [PIECES, outputs]. `weight_at` and
-    `scales_at`: the first ones of each output. Returns zeros unless they exist."""
+    """Loads values [PIECES, outputs, PIECE] of a step, which leave L2 first, and scales [PIECES, outputs]. `weight_at`
+    and `scales_at`: the first ones of each output. Returns zeros unless they exist."""
     column = columns(step, PIECES, PIECE, RUN)
     w = tl.load(
         weight_at[None, :, None] + column[:, None, :],

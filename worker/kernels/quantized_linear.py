@@ -2,8 +2,8 @@
 
 The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
 `quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below, for the one of Hopper with a
-ring of tiles (`quantized_linear_hopper.py`), or for torch's library. `row_form` tells it to the op that computes the rows.
-`quantized_linear_torch` multiplies the same numbers on a CPU.
+ring of tiles (`quantized_linear_hopper.py`), or for torch's library. `row_form` tells it to the op that computes the
+rows. `quantized_linear_torch` multiplies the same numbers on a CPU.
 
 A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
 multiplied by both and added to sums in float32. The tensor cores' own sums of FP8 have fewer bits (DeepSeek-V3,
@@ -169,7 +169,8 @@ def for_library(weight: Weight) -> Weight:
 
 
 def _library(x: Activations, weight: Weight) -> Tensor:
-    """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, and reads their scales column by column."""
+    """cuBLAS's product with scales of blocks. It takes rows in multiples of 4, and reads their scales column by
+    column."""
     assert weight.library_scales is not None
     dtype, scaling = weight.values.dtype, functional.ScalingType
     rows = padded_for_library(as_quantized(x, dtype))

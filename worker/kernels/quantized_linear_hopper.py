@@ -35,8 +35,8 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 
 MAX_ROWS = 128
 MAX_COLUMNS = 128  # of a warpgroup's product: rows of x times parts of the inputs
-# Weights of so many outputs and inputs at most are multiplied fastest by this kernel for 2 to 128 rows (steps of V2-Lite on an
-# H100). Larger ones for fewer rows: with more outputs the other kernels have programs enough
+# Weights of so many outputs and inputs at most are multiplied fastest by this kernel for 2 to 128 rows (steps of
+# V2-Lite on an H100). Larger ones for fewer rows: with more outputs the other kernels have programs enough
 SMALL_OUTPUTS, SMALL_INPUTS = 16384, 4096
 # The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
 # of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead

@@ -5,8 +5,8 @@ tilings. Dense products are named by outputs N and inputs K, those of experts by
 file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied. An entry is
 null where no tiling was faster than the rules in the code, which also serve more rows than were tuned.
 
-`w8a8` kernels round activations, `w8a16` ones do not (`quantized_few_rows.py`: 0 stages are all weights at once). 12 warps
-are those of Hopper's kernels for prompts (`moe/quantized_gemm_hopper.py`).
+`w8a8` kernels round activations, `w8a16` ones do not (`quantized_few_rows.py`: 0 stages are all weights at once). 12
+warps are those of Hopper's kernels for prompts (`moe/quantized_gemm_hopper.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Operands of matrix products: weights and activations, as plain numbers or quantized with scales.
 
-Every product takes a `Weight`, and so do the ops that join a product with another op. Layers and models do not distinguish
-plain and quantized weights. Rows of activations leave the op that computes them in the `RowForm` of the products that take
-them.
+Every product takes a `Weight`, and so do the ops that join a product with another op. Layers and models do not
+distinguish plain and quantized weights. Rows of activations leave the op that computes them in the `RowForm` of the
+products that take them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def scaled_sums(
     SCALE_ROWS: tl.constexpr,
     SCALES: tl.constexpr,
 ):
-    """Returns the sums [rows, BLOCK_N] of results of `scaled`, times the scales of outputs that have one for all inputs."""
+    """Returns the sums [rows, BLOCK_N] of results of `scaled`, times the scales of outputs that have one for all
+    inputs."""
     if SCALES == 1:
         sums *= _column_of_scales(scales, first, 0, ROWS, BLOCK_N, SCALE_ROWS, SCALES)
     return sums

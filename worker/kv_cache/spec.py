@@ -33,8 +33,8 @@ class KVCacheSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec(KVCacheSpec):
-    """Multi-head latent attention (MLA): the latent of the keys and values of all heads, and the rotary key that the heads
-    share."""
+    """Multi-head latent attention (MLA): the latent of the keys and values of all heads, and the rotary key that the
+    heads share."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int

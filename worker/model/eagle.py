@@ -1,8 +1,9 @@
 """EAGLE: a draft head for Llama, with one layer.
 
-EAGLE (arXiv:2401.15077), section 3.1. A row has the normalized hidden state of a token at the position p, from the model or
-from the head itself, and the embedding of the token at p + 1. The result takes the place of the normalized hidden state at
-p + 1, so the model's head makes of it the draft of the token at p + 2. Embedding and head are the model's.
+EAGLE (arXiv:2401.15077), section 3.1. A row has the normalized hidden state of a token at the position p, from the
+model or from the head itself, and the embedding of the token at p + 1. The result takes the place of the normalized
+hidden state at p + 1, so the model's head makes of it the draft of the token at p + 2. Embedding and head are the
+model's.
 
 The published heads have no norm in front of the attention and none behind the layer. Attributes have their names.
 """

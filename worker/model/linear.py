@@ -28,8 +28,8 @@ def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Paramet
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A matrix, or several joined ones with the same columns, or a stack of these for the experts `stack`. A rank may hold a
-    piece of each axis, and some of the experts."""
+    """A matrix, or several joined ones with the same columns, or a stack of these for the experts `stack`. A rank may
+    hold a piece of each axis, and some of the experts."""
 
     columns: Extent
     rows: tuple[Extent, ...]  # of each joined matrix

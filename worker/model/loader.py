@@ -77,9 +77,10 @@ def load_mtp(
     draft_folder: Path | None = None,
     dummy: bool = False,
 ) -> MultiTokenPrediction:
-    """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded, or the one in `draft_folder`:
-    on its device, in its dtype, with its table of rotations, and of its rank. `config`: by which the whole model was built,
-    by default that of `model`, which is then not divided. Raises ModelError, also if there are no such layers."""
+    """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded, or the one in
+    `draft_folder`: on its device, in its dtype, with its table of rotations, and of its rank. `config`: by which the
+    whole model was built, by default that of `model`, which is then not divided. Raises ModelError, also if there are
+    no such layers."""
     config = config or _config_of_whole(model)
     if not isinstance(config, DeepseekConfig):
         raise ModelError(f"{draft_folder or folder}: DeepSeek's models alone have NextN layers")
@@ -107,8 +108,8 @@ def load_mtp(
 def load_eagle(
     model: CausalLM, folder: Path, *, config: ModelConfig | None = None, dummy: bool = False
 ) -> EagleHead:
-    """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, with its table of rotations, and of
-    its rank. `config`: as of `load_mtp`. Raises ModelError."""
+    """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, with its table of rotations,
+    and of its rank. `config`: as of `load_mtp`. Raises ModelError."""
     config = read_eagle_config(folder, config or _config_of_whole(model))
     has_bias = not dummy and has_tensor(folder, "fc.bias")
     head = model.head.values

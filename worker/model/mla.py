@@ -183,7 +183,8 @@ class LatentAttention(AttentionLayer):
         batch: ForwardBatch,
         cache: Tensor,
     ) -> Activations:
-        """Returns the rows for `o_proj`: `write` and `decode` of the same rows. One kernel writes and absorbs the queries."""
+        """Returns the rows for `o_proj`: `write` and `decode` of the same rows. One kernel writes and absorbs the
+        queries."""
         w_uk, w_uv = self.up_projections()
         q_latent = rope_absorb(
             q,

@@ -1,4 +1,5 @@
-"""Fine-grained mixture of experts (DeepSeek-V3, arXiv:2412.19437): a few routed experts for each token, and shared ones."""
+"""Fine-grained mixture of experts (DeepSeek-V3, arXiv:2412.19437): a few routed experts for each token, and shared
+ones."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class MixtureOfExperts(FeedForward):
     def shared_of_own(
         self, fork: Fork, hidden_states: Activations, exchange: Exchange
     ) -> Callable[[], Term] | None:
-        """Starts the shared experts of own rows, which were at `fork`. They are a term of this rank's results for these rows,
-        so the sum over the ranks has it once."""
+        """Starts the shared experts of own rows, which were at `fork`. They are a term of this rank's results for these
+        rows, so the sum over the ranks has it once."""
         if self.shared_experts is None or not hidden_states.shape[0]:
             return None
         rows = fork.start(self.shared_experts)
@@ -194,7 +195,8 @@ class Gate(nn.Module):
     def after_norm(
         self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor
     ) -> tuple[Activations, Tensor, Tensor]:
-        """Returns the normalized sum of `hidden_states` and `residual` in `form`, the sum, and the logits to `choose` by."""
+        """Returns the normalized sum of `hidden_states` and `residual` in `form`, the sum, and the logits to `choose`
+        by."""
         logits, total, normed = norm_linear(
             norm.sum(hidden_states, residual),
             residual,

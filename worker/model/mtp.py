@@ -27,8 +27,8 @@ from mla_router.worker.model.mla import latent_attention
 
 
 class MultiTokenPrediction(nn.Module):
-    """All NextN layers of a checkpoint. `rotations` is the model's own table. `first`: the number of the first layer in the
-    names of its tensors, by default that behind the model's last layer."""
+    """All NextN layers of a checkpoint. `rotations` is the model's own table. `first`: the number of the first layer in
+    the names of its tensors, by default that behind the model's last layer."""
 
     def __init__(
         self, config: DeepseekConfig, rotations: Tensor, *, first: int | None = None

@@ -33,8 +33,8 @@ class VisionEncoder(nn.Module):
 
     @abstractmethod
     def layers(self, hidden: Tensor) -> Generator[None, None, Tensor]:
-        """Launches the tower in `num_layers` - 1 pieces: yields after each but the last, and does not wait for the device.
-        Launches depend on the shape of `hidden` alone. Returns features [N, tile_tokens, hidden_size]."""
+        """Launches the tower in `num_layers` - 1 pieces: yields after each but the last, and does not wait for the
+        device. Launches depend on the shape of `hidden` alone. Returns features [N, tile_tokens, hidden_size]."""
 
     @abstractmethod
     def arrange(self, features: Tensor, info: ImageInfo) -> Tensor:

@@ -52,8 +52,8 @@ def load_weights(
     is_unused: Callable[[str], bool],
     own_name: Callable[[str], str] = str,
 ) -> None:
-    """Copies every weight of the checkpoint in `folder` to `model`. `own_name` is the model's name of a tensor, by default
-    that of the checkpoint. Tensors whose own name `is_unused` are skipped. Raises ModelError."""
+    """Copies every weight of the checkpoint in `folder` to `model`. `own_name` is the model's name of a tensor, by
+    default that of the checkpoint. Tensors whose own name `is_unused` are skipped. Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(weight_mapping(model))
     total = sum(file.stat().st_size for file in files)

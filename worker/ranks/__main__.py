@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 def run(
     config: WorkerConfig, rank: int, arguments: argparse.Namespace, leader: Heartbeat
 ) -> NoReturn:
-    """Serves until the process ends. `leader`: the heartbeat of the scheduler. Raises ConfigError, RanksError, CallError, and any
-    error of a step."""
+    """Serves until the process ends. `leader`: the heartbeat of the scheduler. Raises ConfigError, RanksError,
+    CallError, and any error of a step."""
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower

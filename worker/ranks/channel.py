@@ -1,4 +1,5 @@
-"""The sockets on which the first rank of a worker sends engine calls: one ZMQ PUSH/PULL pair for each other rank, over ipc.
+"""The sockets on which the first rank of a worker sends engine calls: one ZMQ PUSH/PULL pair for each other rank, over
+ipc.
 
 The sockets are in the private folder of the worker; those of other nodes are in `remote_calls.py`. Only the frames of
 `calls.py` pass, in one direction. Sending never blocks: the number of frames in flight is bounded by the steps in flight.

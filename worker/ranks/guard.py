@@ -1,8 +1,8 @@
-"""Lets only known keys connect to the CURVE sockets of a ZMQ context: a handler of ZMQ's authentication protocol (ZAP, RFC
-27).
+"""Lets only known keys connect to the CURVE sockets of a ZMQ context: a handler of ZMQ's authentication protocol (ZAP,
+RFC 27).
 
-pyzmq's own handler reads a request without a time limit after its poll. This one never waits for a request, so no stranger
-can keep a start from ending it.
+pyzmq's own handler reads a request without a time limit after its poll. This one never waits for a request, so no
+stranger can keep a start from ending it.
 """
 
 from __future__ import annotations

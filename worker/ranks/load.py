@@ -32,8 +32,8 @@ def load_rank(
 ) -> Engine:
     """Returns the engine of `rank`, on the GPU with its place among the ranks of this node from --base-gpu-id.
 
-    `store`: the store of the rendezvous, at which all ranks have arrived; None for one rank. `address`: that of this node for the
-    other ranks. Raises ConfigError.
+    `store`: the store of the rendezvous, at which all ranks have arrived; None for one rank. `address`: that of this
+    node for the other ranks. Raises ConfigError.
     """
     gpu = config.base_gpu_id + rank - config.ranks_here.start
     own = dataclasses.replace(config, base_gpu_id=gpu)

@@ -21,8 +21,8 @@ from mla_router.worker.model.config.base import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-# Query heads from which FlashInfer's prefill is preferred: it then saves more than the concatenation of its keys costs. Its
-# decode takes as long as ours there, and its plan takes the host's time.
+# Query heads from which FlashInfer's prefill is preferred: it then saves more than the concatenation of its keys costs.
+# Its decode takes as long as ours there, and its plan takes the host's time.
 _FLASHINFER_HEADS = 64
 
 
@@ -71,8 +71,8 @@ def choose_attention(
     with_trees: bool = False,
 ) -> ModelAttention:
     """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla;
-    `kv_cache_dtype`: by default `dtype`; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot serve
-    the model."""
+    `kv_cache_dtype`: by default `dtype`; `with_trees`: drafts are trees. Raises ConfigError if these backends cannot
+    serve the model."""
     backends = []
     for spec in model.attention_specs:
         candidates = _candidates(wanted, spec, flashinfer_mla, with_trees=with_trees)

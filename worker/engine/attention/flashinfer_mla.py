@@ -1,7 +1,8 @@
 """MLA decode by FlashInfer's kernel for Hopper (`fa3`), and prefill by another backend.
 
-The kernel pads the heads of a request to 64 rows. With 64 heads and more it takes as long as ours (`docs/measured.md`). The host
-plans the work of the kernel's programs from the lengths of each step, in 0.1 to 0.3 ms, during the previous forward pass.
+The kernel pads the heads of a request to 64 rows. With 64 heads and more it takes as long as ours (`docs/measured.md`).
+The host plans the work of the kernel's programs from the lengths of each step, in 0.1 to 0.3 ms, during the previous
+forward pass.
 """
 
 from __future__ import annotations
@@ -140,8 +141,8 @@ class PlannedDecode:
         )
         self._turn ^= 1
         self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        # On the host, because FlashInfer would wait for tensors on the device. Its list of pages is the page table itself:
-        # the pages of a request start at the request's row.
+        # On the host, because FlashInfer would wait for tensors on the device. Its list of pages is the page table
+        # itself: the pages of a request start at the request's row.
         self._wrapper.plan(
             torch.arange(len(slots) + 1, dtype=torch.int32),
             torch.tensor((*slots, 0), dtype=torch.int32) * pages_per_slot,

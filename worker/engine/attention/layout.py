@@ -43,11 +43,11 @@ class StepLayout:
     max_decode_length: int  # an upper bound of decode_lengths; 0 if D == 0
     chunks: tuple[ChunkExtent, ...] = ()
     window_page_table: Tensor | None = None  # as page_table, of layers that have window pages
-    # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels may read
-    # the cache once for all of them. Idle rows may have any length; their results are not used.
+    # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels
+    # may read the cache once for all of them. Idle rows may have any length; their results are not used.
     queries_per_slot: int = 1
-    # Speculative decoding with trees: these rows are nodes. They have equal lengths, of the tokens in front of the root, and
-    # attend to some of the keys of nodes as well
+    # Speculative decoding with trees: these rows are nodes. They have equal lengths, of the tokens in front of the
+    # root, and attend to some of the keys of nodes as well
     tree: TreeTail | None = None
 
     def of_windows(self) -> StepLayout:
@@ -74,8 +74,8 @@ class AttentionBackend(Protocol):
         dtype: torch.dtype,
         kv_cache_dtype: torch.dtype,
     ) -> str | None:
-        """Returns the reason why the backend cannot serve `spec` on `device` in `dtype` with a KV cache of `kv_cache_dtype`,
-        as words after the name of a flag; None if it can."""
+        """Returns the reason why the backend cannot serve `spec` on `device` in `dtype` with a KV cache of
+        `kv_cache_dtype`, as words after the name of a flag; None if it can."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class AttentionBackend(Protocol):
         ...
 
     def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
-        """Returns the attention for a CUDA graph of all steps with one chunk without a cached prefix, padded to the length
-        of the chunk of `layout`. The plan is valid as long as the result exists. Its launches read out_cache_loc instead
-        of slots and page table. A backend that plans prefill on the host does not have it."""
+        """Returns the attention for a CUDA graph of all steps with one chunk without a cached prefix, padded to the
+        length of the chunk of `layout`. The plan is valid as long as the result exists. Its launches read out_cache_loc
+        instead of slots and page table. A backend that plans prefill on the host does not have it."""
         raise AssertionError(f"{self.name} plans prefill on the host: {layout.chunks}")

@@ -50,8 +50,8 @@ _MAX_HEAD_WIDTH = 256
 
 # Returns the tiling and the number of parts of decode attention, for a number of requests and of queries of each.
 Tiles = Callable[[int, int], tuple[Tiling, int]]
-# Prefill attention of one pass: takes q, kv, k_pe, the pass, the scale and the output tensor, if there is one; returns the
-# output and the log-sum-exps as `kernels/attention/mla_prefill.py`.
+# Prefill attention of one pass: takes q, kv, k_pe, the pass, the scale and the output tensor, if there is one; returns
+# the output and the log-sum-exps as `kernels/attention/mla_prefill.py`.
 AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tuple[Tensor, Tensor]]
 
 

@@ -18,8 +18,8 @@ G = TypeVar("G")
 def capture_sizes(
     kind: str, capture: Callable[[int, Any], G], sizes: Sequence[int], device: torch.device
 ) -> dict[int, G]:
-    """Calls `capture(size, pool)` for each size and returns the results by size. All graphs share the memory pool, because
-    only one graph of a kind runs at a time. Logs the time and the memory used."""
+    """Calls `capture(size, pool)` for each size and returns the results by size. All graphs share the memory pool,
+    because only one graph of a kind runs at a time. Logs the time and the memory used."""
     if not sizes:
         return {}
     begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]

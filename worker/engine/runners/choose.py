@@ -40,8 +40,8 @@ class RunnerChoice(NamedTuple):
 
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
     """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs. With a
-    group, all its ranks get the same runner, or graphs of decode rows with and without drafts. Graphs have the size for the
-    rank with the most rows."""
+    group, all its ranks get the same runner, or graphs of decode rows with and without drafts. Graphs have the size for
+    the rank with the most rows."""
     group = plan.group
     rows = plan.num_tokens if group is None else max(group.rows)
     decode = fits_decode_graph(plan) if group is None else group.decode
@@ -64,8 +64,8 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
 
 
 def fits_decode_graph(plan: StepPlan) -> bool:
-    """Returns whether all rows, if any, can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
-    logits are computed a slice at a time, outside of a graph."""
+    """Returns whether all rows, if any, can be decode rows at little cost. Steps with logprobs of prompt tokens do not
+    fit: their logits are computed a slice at a time, outside of a graph."""
     if plan.tree_nodes:  # the rows of such a graph attend to all tokens in front of them
         return False
     if plan.has_images:  # the graph takes the embeddings of its tokens

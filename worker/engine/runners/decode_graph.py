@@ -1,9 +1,9 @@
 """Runs steps of decode rows as CUDA graphs: one launch instead of hundreds.
 
-The host gives such a step the kind and the slot of each row, and the length and the token of rows of prompts. One kernel
-before the graph looks up the rest, and writes it to tensors that the graph reads. So the whole forward pass, head included,
-is captured once for each size and replayed with other rows. Steps with few prompt tokens run the same way
-(`decode_rows.py`).
+The host gives such a step the kind and the slot of each row, and the length and the token of rows of prompts. One
+kernel before the graph looks up the rest, and writes it to tensors that the graph reads. So the whole forward pass,
+head included, is captured once for each size and replayed with other rows. Steps with few prompt tokens run the same
+way (`decode_rows.py`).
 """
 
 from __future__ import annotations

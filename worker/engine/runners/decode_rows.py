@@ -22,7 +22,8 @@ class DecodeRows:
     slots: list[int]
     lengths: list[int]  # tokens in the KV cache including the row's token, for decode rows a bound
     tokens: list[int]  # of rows of a chunk; of rows of drafts the number of the draft, otherwise 0
-    # Indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`: all decode rows, and last rows of chunks
+    # Indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`: all decode rows, and last rows
+    # of chunks
     sampled: list[int]
 
     @property

@@ -119,8 +119,8 @@ class ForwardPass:
         longest: int | None = None,
         tree: TreeTail | None = None,
     ) -> ForwardBatch:
-        """Returns a batch of decode rows, of at most `longest` tokens, by default as many as a row may have. `tree`: as of
-        `layout`."""
+        """Returns a batch of decode rows, of at most `longest` tokens, by default as many as a row may have. `tree`: as
+        of `layout`."""
         most = self.capacity.longest_row if longest is None else longest
         layout = self.layout((), rows.slots, rows.lengths, most, queries, tree)
         return ForwardBatch(

@@ -68,8 +68,8 @@ class PiecewiseGraph:
         embedded: Sequence[tuple[int, Tensor]],
         exchange: Exchange | None,
     ) -> LayerOutput:
-        """Returns the output of the first `rows` rows of `looked_up`. `exchange`: of these rows behind the graphs. The next
-        replay of any piecewise graph overwrites the output."""
+        """Returns the output of the first `rows` rows of `looked_up`. `exchange`: of these rows behind the graphs. The
+        next replay of any piecewise graph overwrites the output."""
         inputs = self.looked_up
         batch = ForwardBatch(
             inputs.tokens[:rows],

@@ -15,16 +15,17 @@ class GraphSizes:
     piecewise: Sequence[int] = ()
     prefill: Sequence[int] = ()
     compiled: int = 0  # `decode` sizes up to this one are compiled by torch.compile
-    # Speculative decoding: rows of decode slots that verify drafts, all of the slots equally many; and numbers of slots for
-    # which the drafter has graphs
+    # Speculative decoding: rows of decode slots that verify drafts, all of the slots equally many; and numbers of slots
+    # for which the drafter has graphs
     verify: Sequence[int] = ()
     drafts: Sequence[int] = ()
     tiles: Sequence[int] = ()  # numbers of tiles of the vision tower, without padding
 
 
 def decode_sizes(largest: int) -> list[int]:
-    """Returns sizes up to `largest`: nearly all small ones, where a padding row costs most, then powers of two and three
-    sizes between each two. Kernels change at powers of two: a batch of 128 padded to 132 rows would take the slower ones."""
+    """Returns sizes up to `largest`: nearly all small ones, where a padding row costs most, then powers of two and
+    three sizes between each two. Kernels change at powers of two: a batch of 128 padded to 132 rows would take the
+    slower ones."""
     sizes = [1, 2, 3, 4, 6, 8]
     while sizes[-1] < largest:
         step = max(4, 1 << (sizes[-1].bit_length() - 3))

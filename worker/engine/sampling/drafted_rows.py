@@ -71,8 +71,8 @@ class DraftedRows:
     def accept(
         self, drawn: Tensor, owners: Tensor, tokens: SlotTokens, out: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Accepts drafts by the tokens `drawn` [R] int32, for the slots `owners` [S] int64. Returns the row of the last token
-        of each, [S] int64, and of trees the accepted nodes (`accept_tree`). The rest is as of `accept`."""
+        """Accepts drafts by the tokens `drawn` [R] int32, for the slots `owners` [S] int64. Returns the row of the last
+        token of each, [S] int64, and of trees the accepted nodes (`accept_tree`). The rest is as of `accept`."""
         lengths, last_token = tokens.lengths, tokens.last_token
         last = torch.empty_like(owners)
         if self.trees is None:

@@ -25,8 +25,8 @@ class Draws:
         self.drawn = torch.empty_like(positions)  # [R] int32, the same with NO_TOKEN
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Returns the `count` best tokens of each row by `logits` [R, V], the one that `draw` takes first, [R, count] int64,
-        and the logarithms of their shares, as of `top_scores`. Moves to the next positions."""
+        """Returns the `count` best tokens of each row by `logits` [R, V], the one that `draw` takes first, [R, count]
+        int64, and the logarithms of their shares, as of `top_scores`. Moves to the next positions."""
         found = top_scores(logits, self._positions, self._temperature, self._seed, count)
         self._positions = self._positions + 1
         return found

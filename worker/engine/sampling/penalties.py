@@ -90,8 +90,8 @@ class TokenCounts:
         params: RowSamplingParams,
         ahead: DraftsAhead | None = None,
     ) -> Tensor:
-        """Applies the penalties of `slots` [P] to `logits` [P, V] in place, and returns them. `ahead`: the drafts of each row,
-        which count as if they had been given.
+        """Applies the penalties of `slots` [P] to `logits` [P, V] in place, and returns them. `ahead`: the drafts of
+        each row, which count as if they had been given.
 
         The repetition penalty comes first, for tokens of prompt or output: positive logits are divided by it, others are
         multiplied (CTRL, arXiv:1909.05858, as in transformers). OpenAI's frequency and presence penalties follow, for

@@ -40,8 +40,8 @@ class SampledRows:
         return rows
 
     def room(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns the rows of each of the D decode slots that may give a token, [D] int32: the first `counts[i]` for each of
-        `indices`, all of the others."""
+        """Returns the rows of each of the D decode slots that may give a token, [D] int32: the first `counts[i]` for
+        each of `indices`, all of the others."""
         most = self._plan.rows_per_decode
         room = np.full(len(self._plan.sampled_slots), most, dtype=np.int32)
         room[indices] = counts
@@ -64,8 +64,8 @@ class SampledRows:
         return [nodes_of[exists], firsts[exists]]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns, of a plan with drafts: `slots` [R] int64 of the rows, their `numbers` [R] int32 among the rows of their slots,
-        and `bounds` [D] int64 of the D decode slots."""
+        """Returns, of a plan with drafts: `slots` [R] int64 of the rows, their `numbers` [R] int32 among the rows of
+        their slots, and `bounds` [D] int64 of the D decode slots."""
         plan = self._plan
         decodes, each = len(plan.decode_slots), plan.rows_per_decode
         slots = np.array(plan.sampled_slots, dtype=np.int64)

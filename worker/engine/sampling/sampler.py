@@ -38,7 +38,8 @@ class Sampled(NamedTuple):
     """What `Sampler.sample` returns for R rows of S slots."""
 
     logprobs: RowLogprobs | None
-    # With drafts: tokens of the rows, 0 for a row without a token, [R] int64; and the row of each slot's last token, [S] int64
+    # With drafts: tokens of the rows, 0 for a row without a token, [R] int64; and the row of each slot's last token,
+    # [S] int64
     tokens: Tensor | None = None
     last: Tensor | None = None
     path: Tensor | None = None  # with a tree: the accepted nodes of each slot, as of `accept_tree`
@@ -200,7 +201,8 @@ class Sampler:
         rows: StepRows,
         sampled: Sampled,
     ) -> RowLogprobs:
-        """Returns the logprobs of `tokens` [R] in `logits`, the rows with logprobs: of a tree in those of accepted nodes."""
+        """Returns the logprobs of `tokens` [R] in `logits`, the rows with logprobs: of a tree in those of accepted
+        nodes."""
         tokens = tokens[rows.with_logprobs]
         if sampled.path is not None:
             drafts = rows.drafts

@@ -1,13 +1,13 @@
 """Drafts by one layer behind the model: its own for multi-token prediction (NextN), or an EAGLE head.
 
-The layer is applied repeatedly, so the drafts of a slot are a chain. It runs over all rows of a step, each with the token that follows it, and then over
-one row a slot for each further draft, where its own results take the place of the model's. It keeps keys and values on the
-pages of the model's layers. A draft is drawn with the noise of the token that it stands for, so both agree more often than
-two independent draws (arXiv:2408.07978).
+The layer is applied repeatedly, so the drafts of a slot are a chain. It runs over all rows of a step, each with the
+token that follows it, and then over one row a slot for each further draft, where its own results take the place of the
+model's. It keeps keys and values on the pages of the model's layers. A draft is drawn with the noise of the token that
+it stands for, so both agree more often than two independent draws (arXiv:2408.07978).
 
-Rows behind the accepted ones are wrong, and are overwritten before a later row attends to them. Some rows that stay are of
-a token that did not follow: the last row of a chunk in front of the next one, and the last row of a cached prefix whose
-next token differs. They cost some acceptance, and change no text.
+Rows behind the accepted ones are wrong, and are overwritten before a later row attends to them. Some rows that stay are
+of a token that did not follow: the last row of a chunk in front of the next one, and the last row of a cached prefix
+whose next token differs. They cost some acceptance, and change no text.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class DraftLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExtendGraph:
-    """The captured pass of the layer over the rows of a decode graph. It reads the inputs and the result of that graph."""
+    """The captured pass of the layer over the rows of a decode graph. It reads the inputs and the result of that
+    graph."""
 
     graph: torch.cuda.CUDAGraph
     following: Tensor  # [T] int64, input
@@ -114,8 +115,8 @@ class Extension:
 
 
 def _write_following(step: DraftStep, tokens: Tensor, following: Tensor) -> None:
-    """Writes the token behind each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are followed
-    by the next row's."""
+    """Writes the token behind each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are
+    followed by the next row's."""
     if step.rows is None:
         following[: len(step.tokens)].copy_(step.tokens)
         return

@@ -38,8 +38,8 @@ class NewNgram:
 
 
 class Ngram:
-    """Implements `Drafter`. Keeps the tokens of all slots on the device: 4 bytes a token of the context length, and of the
-    longest prediction."""
+    """Implements `Drafter`. Keeps the tokens of all slots on the device: 4 bytes a token of the context length, and of
+    the longest prediction."""
 
     follows_all_steps = True  # each step adds tokens
 

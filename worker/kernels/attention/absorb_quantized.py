@@ -41,8 +41,8 @@ class StaticFP8(NamedTuple):
 
 def takes_heads(weight: Weight, dtype: torch.dtype, *, rows: Sequence[int]) -> bool:
     """Whether `weight` [H * sum(rows), C] stays quantized: all products with inputs of `dtype` have kernels, those of
-    prefill, with the whole weight, and of decode, with W_UK and W_UV of each head, which lie one below the other with `rows`
-    rows. A CPU decides by the shape alone, so that it rounds the activations of the same products as a GPU."""
+    prefill, with the whole weight, and of decode, with W_UK and W_UV of each head, which lie one below the other with
+    `rows` rows. A CPU decides by the shape alone, so that it rounds the activations of the same products as a GPU."""
     values = weight.values
     if weight.weight_only or values.dtype not in quantize.LARGEST or not weight.splits(rows):
         return False  # prefill would dequantize a weight-only format for each product
@@ -84,9 +84,9 @@ def rounded_inputs(x: Tensor, weight: Weight, fp8: StaticFP8 | None, *, transpos
 
 
 class QuantizedMatrix(NamedTuple):
-    """The scales of a stack of matrices, as the kernels read them. The scale of input i and output o of a head is at
-    i // INPUT_SPAN * INPUT_STRIDE + o // OUTPUT_SPAN * OUTPUT_STRIDE. FORMAT: the FP8 format of the inputs, with its LARGEST
-    number; 0 if they are not rounded."""
+    """The scales of a stack of matrices, as the kernels read them. The scale of input i and output o of a head is at i
+    // INPUT_SPAN * INPUT_STRIDE + o // OUTPUT_SPAN * OUTPUT_STRIDE. FORMAT: the FP8 format of the inputs, with its
+    LARGEST number; 0 if they are not rounded."""
 
     scales: Tensor | None
     stride: int = 0  # of a head
@@ -145,8 +145,8 @@ def _is_separable(weight: Weight, columns: int, *, transposed: bool) -> bool:
 
 @triton.jit
 def quantized_sums(x_at, is_row, weight, head, column, work):
-    """Returns the sums [BLOCK_ROWS, BLOCK_OUTPUTS] float32 of one head. With AHEAD it waits for the previous kernel, after
-    it has loaded the weights. `work`: an `AbsorbWork`."""
+    """Returns the sums [BLOCK_ROWS, BLOCK_OUTPUTS] float32 of one head. With AHEAD it waits for the previous kernel,
+    after it has loaded the weights. `work`: an `AbsorbWork`."""
     INPUTS: tl.constexpr = work.INPUTS
     OUTPUTS: tl.constexpr = work.OUTPUTS
     STEP: tl.constexpr = work.BLOCK_INPUTS

@@ -74,8 +74,8 @@ def blocks_before(length, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def pages_of(pages, block, length, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
-    """Returns the page of each row of a block, 0 beyond the end. If all rows are in one page this is a number for each row as
-    well: with a single one Triton's loads of keys and values are slower."""
+    """Returns the page of each row of a block, 0 beyond the end. If all rows are in one page this is a number for each
+    row as well: with a single one Triton's loads of keys and values are slower."""
     at = block * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     return tl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
 

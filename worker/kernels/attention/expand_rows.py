@@ -44,8 +44,8 @@ def expand_rows(
 
 
 def is_served(latent: Tensor, w_uv: Weight) -> bool:
-    """Whether one kernel for rows and scales is the fastest on an H100: of more than FEW_HEADS heads with a group of values
-    each, with plain weights."""
+    """Whether one kernel for rows and scales is the fastest on an H100: of more than FEW_HEADS heads with a group of
+    values each, with plain weights."""
     tokens, heads, inputs = latent.shape
     is_whole = w_uv.values.shape[1] == GROUP and inputs % BLOCK_INPUTS == 0
     return w_uv.is_plain and is_whole and heads > FEW_HEADS and 0 < tokens <= MAX_TOKENS

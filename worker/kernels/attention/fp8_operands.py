@@ -27,9 +27,9 @@ def ordered(x):
 
 @gluon.jit
 def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.constexpr):
-    """Returns the products of cached rows, `latents` [TOKENS, 512] and `ropes` [TOKENS, 64], and queries [ROWS, 512 | 64],
-    as [TOKENS, ROWS] in the layout `of_scores`. A piece of the latent queries has every second run of 16 columns, and
-    both kinds of queries are `ordered`."""
+    """Returns the products of cached rows, `latents` [TOKENS, 512] and `ropes` [TOKENS, 64], and queries [ROWS, 512 |
+    64], as [TOKENS, ROWS] in the layout `of_scores`. A piece of the latent queries has every second run of 16 columns,
+    and both kinds of queries are `ordered`."""
     operand: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     TOKENS: gl.constexpr = latents.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
@@ -60,8 +60,8 @@ def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.const
 
 @gluon.jit
 def fp8_sums(latents, weights, acc):
-    """Returns `acc` [512, ROWS] and the product of transposed `latents` [TOKENS, 512] and `weights` [TOKENS, ROWS]. The rows
-    are in an order of their own (`in_order`)."""
+    """Returns `acc` [512, ROWS] and the product of transposed `latents` [TOKENS, 512] and `weights` [TOKENS, ROWS]. The
+    rows are in an order of their own (`in_order`)."""
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     TOKENS: gl.constexpr = latents.shape[0]
     LATENT: gl.constexpr = latents.shape[1]
@@ -96,8 +96,8 @@ def in_order(acc):
 
 @gluon.constexpr_function
 def rows_layout(tokens: int, width: int, warps: int) -> gl.DistributedLinearLayout:
-    """Returns the layout of cached rows [tokens, width] as rows of a product. A thread has 2 of the 16 rows of its warp, and in
-    each row one or two runs of 16 neighbouring numbers."""
+    """Returns the layout of cached rows [tokens, width] as rows of a product. A thread has 2 of the 16 rows of its
+    warp, and in each row one or two runs of 16 neighbouring numbers."""
     run = width // 4
     inside = [[0, 1 << bit] for bit in range(run.bit_length() - 1)]
     lanes = [[0, run], [0, 2 * run], [1, 0], [2, 0], [4, 0]]

@@ -139,8 +139,8 @@ def gqa_decode_triton(
     softcap: float | None = None,
     tail: TreeTail | None = None,
 ) -> None:
-    """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens in front of its
-    root (`gqa_tree_decode.py`)."""
+    """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens in front of
+    its root (`gqa_tree_decode.py`)."""
     queries = 1 if tail is None else tail.queries
     kv_heads = _num_kv_heads(q[::queries], cache, slots, lengths, out[::queries])
     (rows, heads, head_dim), batch = q.shape, len(slots)

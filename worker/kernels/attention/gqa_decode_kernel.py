@@ -22,8 +22,8 @@ from mla_router.worker.kernels.softcap import softcapped
 
 
 def head_blocks(head_dim: int, v_head_dim: int, *, pair: int) -> dict[str, int]:
-    """Returns the constants of keys `head_dim` and values `v_head_dim` wide. Blocks are in elements of the cache, of `pair` numbers.
-    Triton multiplies powers of two from 16 on: of keys the largest that fits, then the rest."""
+    """Returns the constants of keys `head_dim` and values `v_head_dim` wide. Blocks are in elements of the cache, of
+    `pair` numbers. Triton multiplies powers of two from 16 on: of keys the largest that fits, then the rest."""
     elements = head_dim // pair
     own = max(16, 1 << (elements.bit_length() - 1))
     return {
@@ -71,8 +71,9 @@ def attend_kernel(
     QUERIES: tl.constexpr,
     PARTIAL: tl.constexpr,
 ):
-    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2. A request has QUERIES
-    query rows next to each other. With PARTIAL the results of all parts are partial, also that of a single one."""
+    """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2. A request has
+    QUERIES query rows next to each other. With PARTIAL the results of all parts are partial, also that of a single
+    one."""
     wait_for_previous()
     PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS

@@ -43,9 +43,9 @@ def merge_parts(
     settled: bool = False,
     tiles: MergeTiling | None = None,
 ) -> None:
-    """Writes the rows of requests with several parts to `out`, contiguous. `shared` are the results over common prefixes
-    (`shared_prefixes.py`), which are merged with the results of each request. `settled`: the schedules are settled (`pdl.py`).
-    `tiles` replaces `merge_tiling`, for benchmarks."""
+    """Writes the rows of requests with several parts to `out`, contiguous. `shared` are the results over common
+    prefixes (`shared_prefixes.py`), which are merged with the results of each request. `settled`: the schedules are
+    settled (`pdl.py`). `tiles` replaces `merge_tiling`, for benchmarks."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)
     row_blocks = triton.cdiv(rows, tiles.block_rows)
@@ -93,8 +93,8 @@ def merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """Merges the partial results of BLOCK_ROWS rows, one after the other, the last row again behind it. The attention kernel has
-    written rows with a single part."""
+    """Merges the partial results of BLOCK_ROWS rows, one after the other, the last row again behind it. The attention
+    kernel has written rows with a single part."""
     if not SETTLED:
         wait_for_previous()
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS

@@ -1,7 +1,7 @@
 """The Triton kernel of `mla_decode`: a program attends to the cached rows of one part.
 
-An FP8 cache (FP8 > 0, see `exponent_bits`) is read in words of PAIR = 2 numbers. So a piece of latents has two tiles, the even
-and the odd columns (`fp8_numbers.py`), and their products are float16.
+An FP8 cache (FP8 > 0, see `exponent_bits`) is read in words of PAIR = 2 numbers. So a piece of latents has two tiles,
+the even and the odd columns (`fp8_numbers.py`), and their products are float16.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def attend_kernel(
     FP8: tl.constexpr,
 ):
     """With PREFIX a request is a group of QUERIES queries that see the same rows: requests with a common prefix
-    (`shared_prefixes.py`), or the nodes of a tree (`mla_tree_decode.py`). The kernel reads these rows alone, so all results
-    are partial."""
+    (`shared_prefixes.py`), or the nodes of a tree (`mla_tree_decode.py`). The kernel reads these rows alone, so all
+    results are partial."""
     if not SETTLED:
         wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES

@@ -28,8 +28,8 @@ def attend_to_latent_nodes(
     scale: float,
     kv_scale: float,
 ) -> Parts:
-    """Returns the results of attention over the visible keys of `tail` alone, for `merge_parts`. A row that sees none has the
-    log-sum-exp -inf. Tensors are those of `mla_decode`, `out` is its result."""
+    """Returns the results of attention over the visible keys of `tail` alone, for `merge_parts`. A row that sees none
+    has the log-sum-exp -inf. Tensors are those of `mla_decode`, `out` is its result."""
     parts, options = begin_tail(tail, out)
     (batch, heads, latent) = q_latent.shape
     rows = heads * tail.queries

@@ -1,8 +1,9 @@
-"""Decode of absorbed multi-head latent attention for the nodes of trees of drafts: `mla_decode`, where a row attends to the
-tokens in front of the root of its slot, and to its ancestors. On a GPU it is `mla_decode_triton` with a `tail`.
+"""Decode of absorbed multi-head latent attention for the nodes of trees of drafts: `mla_decode`, where a row attends to
+the tokens in front of the root of its slot, and to its ancestors. On a GPU it is `mla_decode_triton` with a `tail`.
 
-The nodes of a slot have the same tokens in front of them. On a GPU these are read once for all nodes, as a common prefix of
-requests is (`shared_prefixes.py`). The attention among the nodes is one more kernel, whose results are merged with the others.
+The nodes of a slot have the same tokens in front of them. On a GPU these are read once for all nodes, as a common
+prefix of requests is (`shared_prefixes.py`). The attention among the nodes is one more kernel, whose results are merged
+with the others.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def mla_tree_decode_torch(
     scale: float,
     kv_scale: float = 1.0,
 ) -> Tensor:
-    """Returns softmax((q_latent | q_pe) . rows * scale) . latents for each query over `lengths` cached rows of its request and
-    the visible keys of `tail`, [B, H, C]. `slots` [B] int64 and `lengths` [B] int32 are those of the rows. The other tensors
-    are those of `mla_decode`."""
+    """Returns softmax((q_latent | q_pe) . rows * scale) . latents for each query over `lengths` cached rows of its
+    request and the visible keys of `tail`, [B, H, C]. `slots` [B] int64 and `lengths` [B] int32 are those of the rows.
+    The other tensors are those of `mla_decode`."""
     locations, beyond = paged_rows(
         page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )

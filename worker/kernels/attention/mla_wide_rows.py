@@ -44,7 +44,8 @@ def piece_of(work, request, position, end):
 
 @gluon.jit
 def own_rows(columns: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr):
-    """Returns query and head of each of this program's rows [64, 1], and which rows exist. `columns`: the layout of copies."""
+    """Returns query and head of each of this program's rows [64, 1], and which rows exist. `columns`: the layout of
+    copies."""
     ALL_ROWS: gl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
     row = gl.program_id(0) % ROW_BLOCKS * ROWS
@@ -127,8 +128,8 @@ def copy_pieces(
 
 @gluon.jit
 def rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
-    """Returns pointers [64, 1] to the rows of a tile, and which of them exist. Rows beyond the end belong to another request
-    or to none, and may be NaN."""
+    """Returns pointers [64, 1] to the rows of a tile, and which of them exist. Rows beyond the end belong to another
+    request or to none, and may be NaN."""
     at = tile * TOKENS + tokens
     row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
     return cache + gl.expand_dims(row * WIDTH, 1), gl.expand_dims(at < length, 1)

@@ -43,10 +43,10 @@ class PrefillWork:
     causal: bool  # a chunk's queries are its last positions, and each attends to the positions up to its own
     block_queries: int  # query rows of a program
     key_starts: Tensor  # [C + 1] int32: first key row of each chunk, and their number
-    # [B, 5] int32, for each program: its first query row, the query rows of its chunk from there on, the chunk's first key
-    # row, the number of keys up to the program's first query, and the number of the chunk's keys. Each query of a causal
-    # chunk has one key more than the query before. A program without query rows does nothing, so a table may be longer
-    # than its work
+    # [B, 5] int32, for each program: its first query row, the query rows of its chunk from there on, the chunk's first
+    # key row, the number of keys up to the program's first query, and the number of the chunk's keys. Each query of a
+    # causal chunk has one key more than the query before. A program without query rows does nothing, so a table may be
+    # longer than its work
     query_blocks: Tensor
     window: int | None = None  # of an `AttentionSpec`
     # With a window, for each chunk of a pass that is not causal: positions between its last key and its first query

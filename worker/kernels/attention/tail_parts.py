@@ -38,8 +38,8 @@ def begin_tail(tail: TreeTail, out: Tensor) -> tuple[Parts, dict[str, Any]]:
 
 @triton.jit
 def visible_nodes(masks, is_row, KEYS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
-    """Returns whether each of N rows, with its mask at `masks` [N, 1], sees each node of its request, [N, BLOCK_KEYS], and
-    whether any row sees a node, [BLOCK_KEYS, 1]. Keys that no row sees may be of another step, and NaN."""
+    """Returns whether each of N rows, with its mask at `masks` [N, 1], sees each node of its request, [N, BLOCK_KEYS],
+    and whether any row sees a node, [BLOCK_KEYS, 1]. Keys that no row sees may be of another step, and NaN."""
     node = tl.arange(0, BLOCK_KEYS)[None, :]
     bits = tl.load(masks, is_row, other=0)
     sees = ((bits >> node.to(tl.int64)) & 1 != 0) & (node < KEYS)

@@ -12,8 +12,8 @@ from mla_router.worker.kernels.attention.decode_tiling import Tiling
 
 
 class TreeTail(NamedTuple):
-    """B query rows, equally many of each slot. The keys of slot i are `keys` rows from `first_row` + i * `keys` of the flat
-    cache on."""
+    """B query rows, equally many of each slot. The keys of slot i are `keys` rows from `first_row` + i * `keys` of the
+    flat cache on."""
 
     visible: Tensor  # [B] int64: bit j: the row attends to key j of its slot
     queries: int  # rows of a slot

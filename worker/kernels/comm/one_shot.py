@@ -35,9 +35,9 @@ MAX_SENT_BYTES = 2 << 20
 class Mailboxes(NamedTuple):
     """The memory of one rank of `size`, for rows of 16-bit floats.
 
-    `slots` [GENERATIONS, rows, size, width] 16-bit: for each row, one slot for each sender. `addresses` [size] int64: those of
-    the slots of all ranks in this process. `turns` [rows] int32: of each row, the width of its last call in multiples of 8,
-    times 4, plus the generation of its next call.
+    `slots` [GENERATIONS, rows, size, width] 16-bit: for each row, one slot for each sender. `addresses` [size] int64:
+    those of the slots of all ranks in this process. `turns` [rows] int32: of each row, the width of its last call in
+    multiples of 8, times 4, plus the generation of its next call.
     """
 
     rank: int

@@ -1,7 +1,7 @@
 """Moves the keys and values of accepted nodes of trees of drafts to the pages of their slots.
 
-A row of a layer is a few kilobytes, and a model has many layers. On a GPU one kernel moves the rows of all layers, by a table
-of their addresses.
+A row of a layer is a few kilobytes, and a model has many layers. On a GPU one kernel moves the rows of all layers, by a
+table of their addresses.
 """
 
 from __future__ import annotations

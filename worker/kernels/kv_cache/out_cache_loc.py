@@ -55,10 +55,10 @@ def look_up(
 
     A row of a chunk has its length and token in `rows`. A decode row has those of its slot: in `lengths` [all slots]
     int32, but at most that of `rows`, and in `last_token` [all slots] int64. A row of draft i = 1, 2, ... has i as its
-    token in `rows`; its token is in `drafts` [all slots, D] int64, i positions behind the last one. Beyond the length in
-    `rows` a slot may have no pages: a row whose token is there has location and position 0. It keeps its length, from which
-    attention derives those of its slot's other rows. An idle row has length 1 and location 0. page_table [all slots, P]
-    int32. `into`: tensors of B rows to write to.
+    token in `rows`; its token is in `drafts` [all slots, D] int64, i positions behind the last one. Beyond the length
+    in `rows` a slot may have no pages: a row whose token is there has location and position 0. It keeps its length,
+    from which attention derives those of its slot's other rows. An idle row has length 1 and location 0. page_table
+    [all slots, P] int32. `into`: tensors of B rows to write to.
     """
     op = look_up_triton if page_table.is_cuda else look_up_torch
     return op(rows, kinds, last_token, drafts, lengths, page_table, page_size=page_size, into=into)

@@ -41,14 +41,14 @@ def look_up_nodes(
     visible: Tensor,
     into: LookedUp,
 ) -> None:
-    """Writes the inputs of those of the first rows that are nodes to `into`. `rows` [3, B] int64: their slots, bounds, and
-    numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32, as of `look_up`; `drafts`
-    [slots, N - 1] int64: the tokens of the nodes behind the root.
+    """Writes the inputs of those of the first rows that are nodes to `into`. `rows` [3, B] int64: their slots, bounds,
+    and numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32, as of `look_up`;
+    `drafts` [slots, N - 1] int64: the tokens of the nodes behind the root.
 
-    The depth of a node gives its position. Its length counts the tokens in front of the root only: it attends to these, and
-    to its ancestors. Row i of the step has the location `first_row` + i. A node whose position is beyond the bound is
-    idle: it has position and location 0. Writes the nodes to which a row attends to `visible` [at least B] int64, as the
-    bits of `Trees.ancestors`; 0 for idle rows, and for rows that are no nodes.
+    The depth of a node gives its position. Its length counts the tokens in front of the root only: it attends to these,
+    and to its ancestors. Row i of the step has the location `first_row` + i. A node whose position is beyond the bound
+    is idle: it has position and location 0. Writes the nodes to which a row attends to `visible` [at least B] int64, as
+    the bits of `Trees.ancestors`; 0 for idle rows, and for rows that are no nodes.
     """
     op = look_up_nodes_triton if rows.is_cuda else look_up_nodes_torch
     op(rows, kinds, trees, last_token, drafts, lengths, first_row, visible, into)

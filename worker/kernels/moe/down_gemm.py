@@ -181,8 +181,8 @@ def _down_gemm_in_rounds(
 def down_blocks(
     gated: Gated, down: Tensor, blocks: Blocks, tile: Tile, shared: Tensor | None = None
 ) -> Tensor:
-    """Returns rows [P, N] in gated's dtype, in the order of the pairs; with `shared` [N, S], for sorted pairs alone, the T
-    rows of the shared experts follow. down [E, N, I]. Rows of weights are multiples of 16 bytes."""
+    """Returns rows [P, N] in gated's dtype, in the order of the pairs; with `shared` [N, S], for sorted pairs alone,
+    the T rows of the shared experts follow. down [E, N, I]. Rows of weights are multiples of 16 bytes."""
     _, hidden, width = down.shape
     assert (gated.shared is None) == (shared is None), f"{gated.shared=}, {shared=}"
     assert blocks.pairs is not None or shared is None, f"shared experts with {blocks}"

@@ -68,8 +68,8 @@ def row_form(x: Tensor, gate_up: Weight, down: Weight, *, total: int | None = No
 def takes_shared_quantized(
     x: Activations, gate_up: Weight, shared_gate_up: Weight, shared_down: Weight
 ) -> bool:
-    """Whether one token's shared experts run in the kernels of the routed experts. Their blocks of scales must be the same.
-    On an H200 V3's, with 7,168 inputs, are faster beside the routed experts."""
+    """Whether one token's shared experts run in the kernels of the routed experts. Their blocks of scales must be the
+    same. On an H200 V3's, with 7,168 inputs, are faster beside the routed experts."""
     weights = (gate_up, shared_gate_up, shared_down)
     if gate_up.values.shape[2] > MAX_SHARED_INPUTS:
         return False
@@ -87,8 +87,8 @@ def quantized_experts_torch(
     plus: Callable[[], Term] | None = None,
     total: int | None = None,
 ) -> Tensor:
-    """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and sums in
-    float32.
+    """`moe_experts`, of which one projection at least is quantized. Quantizes the rows that the kernels quantize, and
+    sums in float32.
 
     Reads `ids`, and dequantizes the routed experts alone, one at a time. Dequantizing all of them would take most of the
     time of a small step, and tens of gigabytes in DeepSeek-V3.
@@ -160,7 +160,8 @@ def _product(rows: Tensor, weight: Weight, expert: int) -> Tensor:
 def _tiling(
     x: Activations, gate_up: Weight, down: Weight, top_k: int, total: int | None = None
 ) -> MoeTiling:
-    """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`. Pairs that stream weights have no table."""
+    """Returns the tiling of a table (`tuned.py`), or else of `quantized_tiling`. Pairs that stream weights have no
+    table."""
     experts, double, _ = gate_up.values.shape
     tokens = x.shape[0]
     hopper = hopper_rows(gate_up, down) if is_hopper(x.device) else math.inf

@@ -63,7 +63,8 @@ def _gate_up(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Writes BLOCK_N of WIDTH columns of out[row] = silu(gate) * up of x[pair[row] // TOP_K], quantized, and their scale."""
+    """Writes BLOCK_N of WIDTH columns of out[row] = silu(gate) * up of x[pair[row] // TOP_K], quantized, and their
+    scale."""
     wait_for_previous()
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     SCALES: tl.constexpr = (HIDDEN + SCALE_COLUMNS - 1) // SCALE_COLUMNS

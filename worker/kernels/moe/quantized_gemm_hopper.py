@@ -1,12 +1,12 @@
 """The products of `quantized_gemm.py` for prompts, for Hopper's tensor cores (sm_90), in Gluon.
 
-With many rows an expert the tensor cores take the time, and reads of tiles from L2 if tiles are small. A tile is 128 rows x
-256 outputs, so that two reads serve as many products as possible: 128 outputs of gate and the same of up, or 256 of down.
-A program is twelve warps. Four copy tiles and their scales to a ring in shared memory: weights and the rows of blocks by the
-tensor memory accelerator, the rows of tokens one by one. Two warpgroups multiply 64 rows each. While one adds a product times its scales to its sums in
-float32, the product of the other uses the tensor cores. There is one program for each multiprocessor, and each takes tile
-after tile: the next one arrives while results of the last one are written. Scales that the warpgroups loaded from memory
-themselves, one step ahead, were late.
+With many rows an expert the tensor cores take the time, and reads of tiles from L2 if tiles are small. A tile is 128
+rows x 256 outputs, so that two reads serve as many products as possible: 128 outputs of gate and the same of up, or 256
+of down. A program is twelve warps. Four copy tiles and their scales to a ring in shared memory: weights and the rows of
+blocks by the tensor memory accelerator, the rows of tokens one by one. Two warpgroups multiply 64 rows each. While one
+adds a product times its scales to its sums in float32, the product of the other uses the tensor cores. There is one
+program for each multiprocessor, and each takes tile after tile: the next one arrives while results of the last one are
+written. Scales that the warpgroups loaded from memory themselves, one step ahead, were late.
 """
 
 from __future__ import annotations
@@ -145,8 +145,9 @@ def _grouped(
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
-    """With `out_scales` the rows of x are tokens', and the outputs of gate and up become one. Otherwise they are the blocks'
-    rows, and x is a descriptor of their tiles. Two weight tiles of a step are next to each other in the ring."""
+    """With `out_scales` the rows of x are tokens', and the outputs of gate and up become one. Otherwise they are the
+    blocks' rows, and x is a descriptor of their tiles. Two weight tiles of a step are next to each other in the
+    ring."""
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
     OUTPUTS: gl.constexpr = weight.block_type.shape[0]
     DEPTH: gl.constexpr = weight.block_type.shape[1]
@@ -208,8 +209,8 @@ def _produce(
     COLUMNS: gl.constexpr,
     LAG: gl.constexpr,
 ):
-    """Copies the tiles of all steps, and their scales: one for each row, and one of each weight tile for half of the rows.
-    Those of a step are announced when those of LAG more steps are under way."""
+    """Copies the tiles of all steps, and their scales: one for each row, and one of each weight tile for half of the
+    rows. Those of a step are announced when those of LAG more steps are under way."""
     ring, work, sources = operands
     weights, rows, scales, full, empty = ring
     x, weight, x_scales, weight_scales, row_stride, group_stride = sources

@@ -141,8 +141,8 @@ def _route(
     choice = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
     if BIASED:
         choice += tl.load(bias + expert, exists, other=0.0)
-    # Comparisons with NaN are false. This number is above the value of excluded experts, so that the ids of a token with NaN
-    # are still distinct experts.
+    # Comparisons with NaN are false. This number is above the value of excluded experts, so that the ids of a token
+    # with NaN are still distinct experts.
     choice = tl.where(choice != choice, -1e30, choice)  # noqa: PLR0124
     choice = tl.where(exists, choice, NEVER)
 

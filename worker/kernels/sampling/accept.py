@@ -1,8 +1,8 @@
 """Accepts drafts of speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) that equal the model's own tokens.
 
 Row i of a slot has the model's token behind its last token and i drafts. A sampled token is a function of logits, seed
-and position alone (`sample.py`), so the rows up to the first draft that differs from the model's token have what the model
-would have drawn without drafts. No other rule of acceptance keeps the text the same.
+and position alone (`sample.py`), so the rows up to the first draft that differs from the model's token have what the
+model would have drawn without drafts. No other rule of acceptance keeps the text the same.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def accept(
     `bounds` [D] int64: most tokens of the slots in the KV cache; rows beyond are idle, and their drafts are not accepted.
     `drafts` [all slots, at least n] int64.
 
-    Writes the gained tokens to `out` [S, n + 1] int32, with UNUSED behind them; it may be pinned memory of the host. Writes
-    the row of the last one to `last_rows` [S] int64, and, by slot, its token to `last_token` [all slots] int64 (0 for
-    NO_TOKEN). Adds their number to `lengths` [all slots] int32, the tokens of the slots before the step.
+    Writes the gained tokens to `out` [S, n + 1] int32, with UNUSED behind them; it may be pinned memory of the host.
+    Writes the row of the last one to `last_rows` [S] int64, and, by slot, its token to `last_token` [all slots] int64
+    (0 for NO_TOKEN). Adds their number to `lengths` [all slots] int32, the tokens of the slots before the step.
     """
     op = accept_triton if sampled.is_cuda else accept_torch
     op(sampled, slots, bounds, drafts, lengths, last_token, out, last_rows)

@@ -35,9 +35,9 @@ def accept_tree(
     `bounds` [D] int64: most tokens of the slots in the KV cache; nodes beyond are idle, and are not accepted.
     `drafts` [all slots, N - 1] int64: tokens of the nodes behind the root. `parents` [all slots, N] int64.
 
-    Writes the gained tokens to `out` [S, n] int32, with UNUSED behind them: n is one more than the depth of the trees. Writes
-    the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them. `limits` [D] int32:
-    the numbers of accepted nodes are less; by default any node may be. The rest is as of `accept`.
+    Writes the gained tokens to `out` [S, n] int32, with UNUSED behind them: n is one more than the depth of the trees.
+    Writes the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them.
+    `limits` [D] int32: the numbers of accepted nodes are less; by default any node may be. The rest is as of `accept`.
     """
     op = accept_tree_triton if sampled.is_cuda else accept_tree_torch
     op(sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path, limits)

@@ -1,4 +1,5 @@
-"""Drafts by look-up: the tokens that followed the last tokens of a slot before (prompt lookup; n-grams as in SGLang's NGRAM).
+"""Drafts by look-up: the tokens that followed the last tokens of a slot before (prompt lookup; n-grams as in SGLang's
+NGRAM).
 
 They are looked up in the slot's prediction, a text that the client expects as answer, and without one in the slot's own
 tokens, prompt included. All of it stays on the device, so that the host launches steps before it knows their tokens.
@@ -36,14 +37,15 @@ def draft_ngrams(
 ) -> None:
     """Appends the tokens of a step to the texts of its slots, and drafts the tokens behind them.
 
-    `tokens` [R] int64: of the sampled rows, `rows` of each of the first `decodes` slots, then one a slot. `slots` [S] int64.
-    `last` [S] int64: the row of each slot's last token; None: R == S. By slot, [all slots] int32: `lengths`, its tokens after
-    the step; `starts`, those of its prompt; `predicted`, those of its prediction, 0 without one. `text` [all slots, W] int32:
-    the slot's own tokens, and from column `history` on its prediction. `drafts` [all slots, K] int64 is written.
+    `tokens` [R] int64: of the sampled rows, `rows` of each of the first `decodes` slots, then one a slot. `slots` [S]
+    int64. `last` [S] int64: the row of each slot's last token; None: R == S. By slot, [all slots] int32: `lengths`, its
+    tokens after the step; `starts`, those of its prompt; `predicted`, those of its prediction, 0 without one. `text`
+    [all slots, W] int32: the slot's own tokens, and from column `history` on its prediction. `drafts` [all slots, K]
+    int64 is written.
 
-    The longest run of up to MAX_MATCH equal tokens decides, in a prediction the first such run, in own tokens the last. The
-    start of an answer matches the start of its prediction. Without a run, a prediction goes on where the answer would be if
-    all of it were right.
+    The longest run of up to MAX_MATCH equal tokens decides, in a prediction the first such run, in own tokens the last.
+    The start of an answer matches the start of its prediction. Without a run, a prediction goes on where the answer
+    would be if all of it were right.
     """
     op = draft_ngrams_triton if tokens.is_cuda else draft_ngrams_torch
     op(

@@ -1,7 +1,8 @@
 """The tokens with the largest scores of each row of logits: the candidates of a tree of drafts.
 
-A score is logits / temperature plus the noise of `sample.py`, without noise if the temperature is 0. So the first token is
-the one that `sample` draws, and all are a draw without replacement (Gumbel-top-k; Kool et al., 2019, arXiv:1903.06059).
+A score is logits / temperature plus the noise of `sample.py`, without noise if the temperature is 0. So the first token
+is the one that `sample` draws, and all are a draw without replacement (Gumbel-top-k; Kool et al., 2019,
+arXiv:1903.06059).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _BLOCK = 4096
 def top_scores(
     logits: Tensor, positions: Tensor, temperature: Tensor, seed: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the `count` best tokens of each row of `logits` [R, V], best first, [R, count] int64, and the logarithms of
-    their shares in softmax(scores), float32. `positions` [R] int32: of these tokens. `temperature` [R] float32, `seed` [R]
-    int64. The arithmetic is float32."""
+    """Returns the `count` best tokens of each row of `logits` [R, V], best first, [R, count] int64, and the logarithms
+    of their shares in softmax(scores), float32. `positions` [R] int32: of these tokens. `temperature` [R] float32,
+    `seed` [R] int64. The arithmetic is float32."""
     op = top_scores_triton if logits.is_cuda else top_scores_torch
     return op(logits, positions, temperature, seed, count)
 

@@ -13,9 +13,10 @@ from mla_router.worker.kernels.sampling.tree_growth import Candidates
 
 
 def choose_nodes(candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees) -> None:
-    """Writes the trees of the best candidates of S slots, the earlier ones of equals: to the lines `slots` [S] int64 of `drafts`
-    [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N] the rest. The chain
-    of best nodes, each the best child of the one before, has the first numbers; the others have the order of the candidates."""
+    """Writes the trees of the best candidates of S slots, the earlier ones of equals: to the lines `slots` [S] int64 of
+    `drafts` [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N]
+    the rest. The chain of best nodes, each the best child of the one before, has the first numbers; the others have the
+    order of the candidates."""
     op = choose_nodes_triton if slots.is_cuda else choose_nodes_torch
     op(candidates, slots, drafts, trees)
 
@@ -44,7 +45,8 @@ def choose_nodes_torch(candidates: Candidates, slots: Tensor, drafts: Tensor, tr
 
 
 def _chain_first(parents: Tensor, chosen: Tensor) -> Tensor:
-    """Returns `chosen` [S, N - 1], ascending candidates with `parents` [S, N - 1], with the chain of best nodes in front."""
+    """Returns `chosen` [S, N - 1], ascending candidates with `parents` [S, N - 1], with the chain of best nodes in
+    front."""
     on_chain, last = torch.zeros_like(chosen), chosen.new_full((len(chosen), 1), -1)
     for _ in range(chosen.shape[1]):
         is_child = parents == last

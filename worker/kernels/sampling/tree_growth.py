@@ -1,11 +1,11 @@
 """The growth of dynamic trees of drafts (EAGLE-2, arXiv:2406.16858, section 4).
 
-The confidence of a node is the share that the drafter gives to its token, times the confidence of its parent. In each depth
-the nodes of the largest confidence are expanded. At last the tree has the nodes of the largest confidence of all depths. A
-node comes behind its parent in this order, since it has no larger confidence, so the nodes are a tree.
+The confidence of a node is the share that the drafter gives to its token, times the confidence of its parent. In each
+depth the nodes of the largest confidence are expanded. At last the tree has the nodes of the largest confidence of all
+depths. A node comes behind its parent in this order, since it has no larger confidence, so the nodes are a tree.
 
-Each depth is one kernel on a GPU, and so is the choice of the tree (`tree_choice.py`). All shapes are fixed, so that a CUDA
-graph can have them.
+Each depth is one kernel on a GPU, and so is the choice of the tree (`tree_choice.py`). All shapes are fixed, so that a
+CUDA graph can have them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mla_router.worker.tree_shape import TreeShape
 
 
 class Candidates(NamedTuple):
-    """The nodes of S trees, C of each (`TreeShape.candidates`). The children of a node are next to each other, and shallower
-    nodes come first."""
+    """The nodes of S trees, C of each (`TreeShape.candidates`). The children of a node are next to each other, and
+    shallower nodes come first."""
 
     tokens: Tensor  # [S, C] int64
     confidences: Tensor  # [S, C] float32, logarithms
@@ -74,9 +74,10 @@ def grow_tree(
     depth: int,
     roots: Roots,
 ) -> Beam:
-    """Adds the children of the nodes of `beam`, None for those of the roots, to `candidates`: `tokens` [S * K, K] int64, or
-    [S, K], and the logarithms of their `shares`, float32. NaN is the share 0. Returns the best of them, the earlier one of
-    equals, which are to be expanded in `depth`, 1 for the children of the roots; behind the last depth nobody needs them.
+    """Adds the children of the nodes of `beam`, None for those of the roots, to `candidates`: `tokens` [S * K, K]
+    int64, or [S, K], and the logarithms of their `shares`, float32. NaN is the share 0. Returns the best of them, the
+    earlier one of equals, which are to be expanded in `depth`, 1 for the children of the roots; behind the last depth
+    nobody needs them.
 
     The layer has the tokens in front of the last one, and the row of a node has the position of the token before it."""
     op = grow_tree_triton if tokens.is_cuda else grow_tree_torch

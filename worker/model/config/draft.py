@@ -19,7 +19,8 @@ _NEXTN = "ForCausalLMNextN"  # end of the architecture that SGLang's export_deep
 
 
 def read_nextn_config(folder: Path, model: DeepseekConfig) -> DeepseekConfig:
-    """Returns the config of `model` with the NextN layer in `folder`, which may be quantized otherwise. Raises ModelError."""
+    """Returns the config of `model` with the NextN layer in `folder`, which may be quantized otherwise. Raises
+    ModelError."""
     path, raw = folder / "config.json", read_raw(folder)
     named = _architecture(raw)
     if not named.endswith(_NEXTN):

@@ -15,8 +15,8 @@ from mla_router.worker.model.parallel.placement import Placement
 
 
 def balanced(counts: Sequence[Sequence[float]], parts: int, redundant: int = 0) -> Placement:
-    """Returns the placement on `parts` ranks. counts [layers][experts]: the pairs of each expert. `redundant`: replicas in
-    each layer, beside one of each expert. Equal arguments give equal placements. Raises ModelError."""
+    """Returns the placement on `parts` ranks. counts [layers][experts]: the pairs of each expert. `redundant`: replicas
+    in each layer, beside one of each expert. Equal arguments give equal placements. Raises ModelError."""
     experts = len(counts[0])
     if (experts + redundant) % parts:
         raise ModelError(
@@ -57,9 +57,9 @@ def _packed(loads: Sequence[float], parts: int, redundant: int) -> list[int]:
 
 
 def _exchange(expert: int, room: list[int], packs: list[list[int]], share: list[float]) -> None:
-    """Puts `expert` into a full pack without it, and moves the expert of that pack with the most similar load into `room`,
-    which has `expert` already. There are such packs, as an expert has at most one replica for each; and such experts, as
-    a full pack has more experts than `room`."""
+    """Puts `expert` into a full pack without it, and moves the expert of that pack with the most similar load into
+    `room`, which has `expert` already. There are such packs, as an expert has at most one replica for each; and such
+    experts, as a full pack has more experts than `room`."""
     pack, other = min(
         (
             (pack, other)

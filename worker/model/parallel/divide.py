@@ -5,9 +5,9 @@ products behind heads and columns, `o_proj` and `down_proj`, take parts of their
 summed: once behind the attention of a layer, and once behind its feed-forward half, where routed and shared experts are
 one sum. Logits are gathered.
 
-With DP attention this holds for the ranks of each DP rank, except for routed experts, which all ranks together divide. The
-results of layers with experts are summed over one rank of each DP rank (`model/exchange.py`), and then within the DP
-rank as above.
+With DP attention this holds for the ranks of each DP rank, except for routed experts, which all ranks together divide.
+The results of layers with experts are summed over one rank of each DP rank (`model/exchange.py`), and then within the
+DP rank as above.
 
 All else is the same on every rank. So is the embedding: a divided one would need a sum before the first layer, to save
 little beside the layers' memory.
@@ -118,8 +118,8 @@ def divide_drafter(
     groups: Groups,
     placement: Placement | None,
 ) -> None:
-    """Leaves to `drafter` the part of this rank, as `divide` does for the model. `layers`: its layers. `placement`: of the
-    model's experts; the drafter's are in order, on as many parts, with as many replicas. Raises ModelError."""
+    """Leaves to `drafter` the part of this rank, as `divide` does for the model. `layers`: its layers. `placement`: of
+    the model's experts; the drafter's are in order, on as many parts, with as many replicas. Raises ModelError."""
     ranks, own = Ranks.of(groups, 1 if placement is None else placement.parts), None
     if placement is not None and _mixtures(drafter):
         redundant = len(placement.layers[0]) - placement.experts

@@ -1,8 +1,8 @@
 """The placement of routed experts on ranks.
 
 A layer has one or more physical experts for each expert of the model: its replicas. The physical experts are numbered,
-and divided among the expert ranks in equal parts of consecutive numbers. A part has no expert twice. The row of a token in
-the batch decides between replicas: it is the same on all ranks.
+and divided among the expert ranks in equal parts of consecutive numbers. A part has no expert twice. The row of a token
+in the batch decides between replicas: it is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def trivial(layers: int, experts: int, parts: int, redundant: int = 0) -> Placem
 
 
 def balancedness(loads: Tensor) -> float:
-    """Returns a layer's mean load divided by its largest load, averaged over the layers that have any load; 0 if none has.
-    loads [layers, parts]."""
+    """Returns a layer's mean load divided by its largest load, averaged over the layers that have any load; 0 if none
+    has. loads [layers, parts]."""
     busy = loads[loads.sum(dim=1) > 0]
     return float((busy.mean(dim=1) / busy.amax(dim=1)).mean()) if len(busy) else 0.0

@@ -121,8 +121,8 @@ class BlockScaled(WeightFormat):
         return scales
 
     def _height(self, shape: LinearShape) -> int:
-        """Returns the rows that share a scale after `after_load`: the most that divide the height of the blocks and the first
-        row of each part. A scale of a whole tensor becomes one a row."""
+        """Returns the rows that share a scale after `after_load`: the most that divide the height of the blocks and the
+        first row of each part. A scale of a whole tensor becomes one a row."""
         return math.gcd(self.block[0], *shape.parts[:-1]) if self.block[0] else 1
 
     def _width(self, shape: LinearShape) -> int:

@@ -7,9 +7,9 @@ These formats are read:
 * compressed-tensors' (llm-compressor): FP8 (format float-quantized), with `NAME.weight_scale` for each tensor, row or
   block, and INT8 (format int-quantized), with one for each tensor or row.
 
-Weights have no zero points. If a config of compressed-tensors has no scheme of activations, products do not quantize them.
-Otherwise the scheme is checked for its numbers, 8 bits without a zero point, and does not choose the arithmetic: products
-quantize activations with a scale for each token and group of at most 128 columns, or not at all. Static scales
+Weights have no zero points. If a config of compressed-tensors has no scheme of activations, products do not quantize
+them. Otherwise the scheme is checked for its numbers, 8 bits without a zero point, and does not choose the arithmetic:
+products quantize activations with a scale for each token and group of at most 128 columns, or not at all. Static scales
 (`NAME.input_scale`) and one scale a token are coarser. So static scales are checked and not used.
 """
 

@@ -1,8 +1,8 @@
 """The scales of an FP8 KV cache in a checkpoint, next to the projections of each attention layer.
 
-compressed-tensors' checkpoints with a kv_cache_scheme have `self_attn.k_scale` and `self_attn.v_scale`. AutoFP8's may have
-these, or the older `self_attn.kv_scale` for both, and do not say so in their config. Scales are used if --kv-cache-dtype
-is FP8. Latents use the scale of keys.
+compressed-tensors' checkpoints with a kv_cache_scheme have `self_attn.k_scale` and `self_attn.v_scale`. AutoFP8's may
+have these, or the older `self_attn.kv_scale` for both, and do not say so in their config. Scales are used if
+--kv-cache-dtype is FP8. Latents use the scale of keys.
 """
 
 from __future__ import annotations

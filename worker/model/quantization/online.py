@@ -42,7 +42,8 @@ class OnlineBlockScaled(BlockScaled):
 
 
 class Quantizing(Shard):
-    """The values [N, K] and the scales of a weight that is plain in the checkpoint, or of the piece of it at `extents`."""
+    """The values [N, K] and the scales of a weight that is plain in the checkpoint, or of the piece of it at
+    `extents`."""
 
     def __init__(
         self, values: Tensor, scales: Tensor, block: tuple[int, int], extents: Extents = ()

@@ -1,8 +1,8 @@
 """The consumers of `hopper.py`'s kernel: each of two warpgroups computes attention of half a block's queries.
 
-Keys arrive block by block, the last ones first: only these are masked, and with a window the first ones. The products with the next block's keys
-and with this block's values are issued together. While one warpgroup computes its softmax, the products of the other
-one use the tensor cores. Only the tiles that both read keep the two in step.
+Keys arrive block by block, the last ones first: only these are masked, and with a window the first ones. The products
+with the next block's keys and with this block's values are issued together. While one warpgroup computes its softmax,
+the products of the other one use the tensor cores. Only the tiles that both read keep the two in step.
 (FlashAttention-3, Shah et al., 2024, arXiv:2407.08608, section 3.1, orders them by barriers, and section 3.2 begins the
 softmax between the two products: on an H200 each made this kernel slower.)
 """
