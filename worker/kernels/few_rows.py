@@ -139,6 +139,6 @@ def _few_rows_kernel(
 
 @triton.jit
 def _step(at, column, exists, INPUTS: tl.constexpr):
-    """[PIECES, rows, DEPTH]"""
+    """Returns [PIECES, rows, DEPTH] of the rows at `at` [1, rows, 1], zeros where none exist."""
     mask = exists[None, :, None] & (column < INPUTS)[:, None, :]
     return tl.load(at + column[:, None, :], mask, other=0.0)

@@ -62,7 +62,7 @@ def norm_linear(
     row are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same. If the weight is
     constant, so is norm_weight.
 
-    The definition is one op after the other. That is what runs wherever no kernel does both.
+    The definition is one op after the other, which also runs wherever no kernel does both.
     """
     out_dtype = out_dtype or x.dtype
     if weight.is_plain and has_kernel(x, len(weight.values)):

@@ -85,7 +85,7 @@ def rotate_rows(
     kept: tl.constexpr = target.dtype.element_ty
     real = stored((a * cos - b * sin).to(dtype), kept, inverse_scale, LARGEST)
     imaginary = stored((a * sin + b * cos).to(dtype), kept, inverse_scale, LARGEST)
-    # Source and target may be the same memory, and idle threads load what others store: all loads come first.
+    # Source and target may be the same memory, and several threads may load a number that one stores: all loads come first
     tl.debug_barrier()
     if INTERLEAVED:
         turned = tl.reshape(tl.join(real, imaginary), (ROWS, BLOCK_R))

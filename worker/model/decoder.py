@@ -42,7 +42,7 @@ class Decoder(nn.Module):
     def run_layers(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Returns hidden states and residual, [T, hidden_size] each, behind the attention of the last layer: later
         tokens need nothing of a row but its keys and values there."""
-        # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
+        # The look-up first: memory that kernels read early is older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
         hidden_states: Tensor = self.embed_tokens(batch.tokens)
         batch.embed(hidden_states)

@@ -49,7 +49,7 @@ class Masks(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return TokenMasks(self.rows, memory.of(self.step)[:count], self.step, self.counts)
 
     def check(self, memory: MaskMemory) -> None:
-        """Raises CallError if other bitmasks are in the place of these: what was read until now may be of theirs."""
+        """Raises CallError if other bitmasks are in the place of these: bits that were read before may be theirs."""
         if not memory.has(self.step):
             raise CallError(f"the token bitmasks of step {self.step} were overwritten")
 

@@ -1,4 +1,4 @@
-"""The end of a ZMQ connection, as the side that made it sees it. ZMQ says nothing of it to those who send and receive."""
+"""Notices the end of a ZMQ connection on the side that made it: ZMQ itself reports it to neither end."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Guard:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Collection[bytes]]
     ) -> None:
-        """`keys`: the public keys (Z85) of those who may connect, by the ZAP domain of a socket."""
+        """`keys`: the public keys (Z85) that may connect, by the ZAP domain of a socket."""
         self._keys = {domain.encode(): tuple(own) for domain, own in keys.items()}
         self._socket = context.socket(zmq.REP)
         self._socket.bind(_ENDPOINT)

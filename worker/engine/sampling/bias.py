@@ -11,7 +11,7 @@ from torch import Tensor
 from mla_router.worker.core import Admitted
 from mla_router.worker.engine.upload import Upload
 
-_FOR_EVER = 1 << 62
+FOR_EVER = 1 << 62  # a position behind all
 
 
 class LogitBias:
@@ -62,7 +62,7 @@ class LogitBias:
 
 def _entries(request: Admitted) -> list[tuple[int, float, int]]:
     sampling = request.sampling
-    entries = [(token, value, _FOR_EVER) for token, value in sampling.logit_bias]
+    entries = [(token, value, FOR_EVER) for token, value in sampling.logit_bias]
     if sampling.min_tokens:
         until = len(request.prompt) + sampling.min_tokens
         entries += [(token, float("-inf"), until) for token in sampling.stop_token_ids]

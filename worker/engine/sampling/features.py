@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan
-
-_FOR_EVER = 1 << 62
+from mla_router.worker.engine.sampling.bias import FOR_EVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class SlotFeatures:
             self._num_top[slot] = sampling.top_logprobs
             until = 0
             if sampling.logit_bias:
-                until = _FOR_EVER
+                until = FOR_EVER
             elif sampling.min_tokens:
                 until = len(request.prompt) + sampling.min_tokens + self._most_ahead
             self._biased_until[slot] = until

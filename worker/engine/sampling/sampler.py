@@ -35,7 +35,7 @@ _SLICE_ROWS = 256
 
 
 class Sampled(NamedTuple):
-    """What `Sampler.sample` returns for R rows of S slots."""
+    """The result of `Sampler.sample` for R rows of S slots."""
 
     logprobs: RowLogprobs | None
     # With drafts: tokens of the rows, 0 for a row without a token, [R] int64; and the row of each slot's last token,

@@ -34,7 +34,7 @@ class DraftLayer(Protocol):
     def __call__(
         self, batch: ForwardBatch, hidden_states: Tensor, embedded: Tensor, caches: Sequence[Tensor]
     ) -> Tensor:
-        """Returns what `MultiTokenPrediction.forward` returns for the first layer."""
+        """Returns the result of `MultiTokenPrediction.forward` for the first layer."""
         ...
 
     def serve(self, exchange: Exchange) -> None:

@@ -78,7 +78,7 @@ class Ngram:
         del decode_graphs, sizes  # one kernel needs no graph
 
     def launch(self, rows: LookedUp, hidden_states: Tensor, queries: int) -> None:
-        del rows, hidden_states, queries  # the sampled steps of the start launch it
+        del rows, hidden_states, queries  # sampled steps at the start launch it
 
     def draft(self, step: DraftStep) -> None:
         draft_ngrams(

@@ -40,7 +40,7 @@ class TreeState:
         lengths: Tensor,
         into: LookedUp,
     ) -> None:
-        """Writes the inputs of those of `rows` that are nodes to `into` (`look_up_nodes`), and what they see, for
+        """Writes the inputs of the nodes among `rows` to `into` (`look_up_nodes`), and the nodes that they see, for
         `tail`."""
         count = min(rows.shape[1], len(self._visible))
         look_up_nodes(

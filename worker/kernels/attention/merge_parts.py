@@ -93,8 +93,8 @@ def merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """Merges the partial results of BLOCK_ROWS rows, one after the other, the last row again behind it. The attention
-    kernel has written rows with a single part."""
+    """Merges the partial results of BLOCK_ROWS rows, one after the other. Behind the last row of a request a program
+    repeats it. Rows with a single part were written by the attention kernel."""
     if not SETTLED:
         wait_for_previous()
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS

@@ -37,7 +37,7 @@ def mla_tree_decode_torch(
         page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )
     sees = tail.sees()
-    # As in `paged_rows`, a key that is not visible is one that is
+    # As in `paged_rows`, an invisible key is replaced by a visible one, which has no NaN
     nodes = torch.where(sees, tail.locations(), locations[:, :1])
     locations = torch.cat((locations.long(), nodes), dim=1)
     hidden = torch.cat((beyond, ~sees), dim=1)

@@ -153,7 +153,7 @@ def _fill(rows, step, place: gl.constexpr, row, exists):
 
 @gluon.jit
 def _put(room, rows, exists):
-    """Copies what the pointers `rows` [64, 1] point to, and zeros where nothing exists."""
+    """Copies the rows at the pointers `rows` [64, 1], and zeros where none exist."""
     columns: gl.constexpr = gl.SliceLayout(0, rows.type.layout)
     column = gl.expand_dims(gl.arange(0, room.shape[1], layout=columns), 0)
     async_copy.async_copy_global_to_shared(room, rows + column, mask=exists)

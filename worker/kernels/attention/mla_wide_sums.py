@@ -34,7 +34,7 @@ SCALED = gl.constexpr(32)  # numbers of a thread that are scaled, or left, toget
 
 @gluon.jit
 def _wait_full(full, place: gl.constexpr, step):
-    """Waits for a half of a tile. The fence lets tensor cores see what threads have copied."""
+    """Waits for a half of a tile. The fence makes the copies of threads visible to the tensor cores."""
     mbarrier.wait(full.index(place), step & 1)
     fence_async_shared()
 

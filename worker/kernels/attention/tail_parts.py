@@ -1,11 +1,11 @@
 """The steps of a kernel of attention among the nodes of trees of drafts (`tree_tail.py`).
 
-sees, exists = visible_nodes(visible + row_of_the_step, is_row, KEYS, BLOCK_KEYS)
-scores = ...  # of keys that exist, to base 2
-weights, total, lse = weigh_nodes(scores, sees)
-result = weights @ values / total
+    sees, exists = visible_nodes(visible + row_of_the_step, is_row, KEYS, BLOCK_KEYS)
+    scores = ...  # of keys that exist, to base 2
+    weights, total, lse = weigh_nodes(scores, sees)
+    result = weights @ values / total
 
-`begin_tail` has what their launches share.
+`begin_tail` has the common part of their launches.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def rope_kv_program(token, block, work):
         if work.IN_PLACE:
             if work.LARGEST > 0:
                 tl.store(source + column, _read(row, source, work), column < work.C)
-                tl.debug_barrier()  # what other threads have written to the cache is read here
+                tl.debug_barrier()  # other threads' writes to the cache are read here
                 rope = tl.arange(0, work.BLOCK_R)[None, :]
                 turned = tl.load(cached + rope, rope < work.R, other=0.0)
                 tl.store(key + rope, _read(turned, source, work), rope < work.R)

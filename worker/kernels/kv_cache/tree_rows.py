@@ -41,7 +41,7 @@ def look_up_nodes(
     visible: Tensor,
     into: LookedUp,
 ) -> None:
-    """Writes the inputs of those of the first rows that are nodes to `into`. `rows` [3, B] int64: their slots, bounds,
+    """Writes the inputs of the nodes among the first rows to `into`. `rows` [3, B] int64: their slots, bounds,
     and numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32, as of `look_up`;
     `drafts` [slots, N - 1] int64: the tokens of the nodes behind the root.
 

@@ -90,7 +90,7 @@ OUTPUTS: Mapping[str, Cut] = {
     "lm_head": _vocabulary,
 }
 INPUTS: Mapping[str, Cut] = {"o_proj": _heads, "down_proj": _columns}
-# What they compute is the same for all heads, or joins the two inputs of a drafter
+# Their results are the same for all heads, or join the two inputs of a drafter
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "eh_proj", "fc"})
 
 

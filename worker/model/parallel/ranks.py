@@ -64,7 +64,7 @@ class Ranks(NamedTuple):
 
     @property
     def attention(self) -> Share:
-        """The share in what the ranks of one DP rank divide: all but the routed experts."""
+        """The share in the parts that the ranks of one DP rank divide: all but the routed experts."""
         each = self.size // self.dp_size
         return Share(self.rank % each, each)
 
