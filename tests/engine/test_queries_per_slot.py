@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mla_router.worker.engine.attention import triton
+from mla_router.worker.engine.attention import triton_attention
 from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
@@ -49,7 +49,7 @@ def layout_of(queries: int) -> StepLayout:
 
 @pytest.mark.parametrize("queries", [1, 2, 5])
 def test_latents(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "mla_decode", mla_decode_triton)
+    monkeypatch.setattr(triton_attention, "mla_decode", mla_decode_triton)
     layout = layout_of(queries)
     cache = torch.randn(41, 16, LATENT + ROPE)
     q = torch.randn(4 * queries, HEADS, LATENT + ROPE).split([LATENT, ROPE], dim=-1)
@@ -65,7 +65,7 @@ def test_latents(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_grouped_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouped-query decode takes each row by itself."""
-    monkeypatch.setattr(triton, "gqa_decode", gqa_decode_triton)
+    monkeypatch.setattr(triton_attention, "gqa_decode", gqa_decode_triton)
     layout = layout_of(3)
     cache = torch.randn(41, 16, 2 * 32)
     q, got = torch.randn(12, 4, 16), torch.empty(12, 4, 16)

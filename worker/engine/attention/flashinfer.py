@@ -19,7 +19,8 @@ from mla_router.worker.engine.attention.flashinfer_package import (
 )
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass
-from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
+from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.engine.attention.triton_attention import TritonAttention
 from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
 _WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
