@@ -22,7 +22,7 @@ FORMAT = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end":
 
 
 def read(body: dict[str, Any]) -> Constraint | None:
-    fields = parse(json.dumps(body).encode(), DECODER)
+    fields, _ = parse(json.dumps(body).encode(), DECODER)
     return read_constraint(fields, fields.response_format)
 
 
@@ -45,6 +45,7 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
     ("body", "kind", "source"),
     [
         ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", SCHEMA),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
             "json_schema",

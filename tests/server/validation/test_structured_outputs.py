@@ -24,7 +24,8 @@ TAG = {"type": "structural_tag", "format": FORMAT}
 
 
 def read(body: dict[str, Any]) -> Constraint | None:
-    return read_constraint(parse(json.dumps(body).encode(), DECODER), None)
+    fields, _ = parse(json.dumps(body).encode(), DECODER)
+    return read_constraint(fields, None)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ class MessageToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     type: Literal["enabled", "adaptive", "disabled"]
     display: Literal["summarized", "omitted"] | None = None  # omitted: the answer has no reasoning
-    # refused unless neutral
-    budget_tokens: Any = None
+    budget_tokens: Any = None  # refused
 
 
 class OutputFormat(msgspec.Struct):

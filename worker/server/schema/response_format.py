@@ -14,7 +14,9 @@ class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object, or one that satisfies the schema of llama.cpp's and Together's form."""
+
+    schema: JsonSchema | None = None
 
 
 class NamedSchema(msgspec.Struct):

@@ -10,6 +10,7 @@ from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.response_format import (
     JsonObjectFormat,
     JsonSchemaFormat,
+    NamedSchema,
     ResponseFormat,
     StructuralTagFormat,
 )
@@ -46,10 +47,13 @@ def read_constraint(
 
 def _of_format(format: ResponseFormat | None) -> Iterator[Constraint]:
     match format:
-        case JsonObjectFormat():
+        case JsonObjectFormat(None):
             yield of_schema(ANY_OBJECT, "response_format")
-        case JsonSchemaFormat(json_schema):
-            schema = ANY_JSON if json_schema.schema is None else json_schema.schema
+        case JsonObjectFormat(schema):
+            yield of_schema(schema, "response_format.schema")
+        case JsonSchemaFormat(NamedSchema(schema=None)):
+            yield of_schema(ANY_JSON, "response_format.json_schema.schema")
+        case JsonSchemaFormat(NamedSchema(schema=schema)):
             yield of_schema(schema, "response_format.json_schema.schema")
         case StructuralTagFormat():
             yield of_tag(format, "response_format")

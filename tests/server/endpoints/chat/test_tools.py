@@ -220,7 +220,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"tools": [named("")]}, "tools[0].function.name"),
         ({"tools": [named("a b")]}, "tools[0].function.name"),
         ({"tools": [named("a\n")]}, "tools[0].function.name"),
-        ({"tools": [named("a" * 65)]}, "tools[0].function.name"),
+        ({"tools": [named("a" * 129)]}, "tools[0].function.name"),
         ({"tools": [named("a"), named("a")]}, "tools[1].function.name"),
         ({"tools": [named(f"f{index}") for index in range(129)]}, "tools"),
         ({"tools": "now"}, "tools"),

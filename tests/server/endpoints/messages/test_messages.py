@@ -212,6 +212,7 @@ def test_a_conversation_with_tools(ask: Any, body_of: Any, rendered: Any) -> Non
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
                 text("I look."),
                 {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Ulm"}},
                 {"type": "tool_use", "id": "t2", "name": "get_weather", "input": {}},

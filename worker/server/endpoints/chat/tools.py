@@ -10,7 +10,7 @@ from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.schema.chat import ChatRequest, NamedToolChoice, Tool
 
 MAX_TOOLS = 128  # OpenAI's
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # Anthropic's; OpenAI's has 64 characters at most
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -39,7 +39,7 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
         name = tool.function.name
         if not _NAME.fullmatch(name):
             raise InvalidField(
-                name_field.format(index), "1 to 64 letters, digits, underscores and dashes"
+                name_field.format(index), "1 to 128 letters, digits, underscores and dashes"
             )
         if name in functions:
             raise InvalidField(name_field.format(index), f"there are two functions {name}")

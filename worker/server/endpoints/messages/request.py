@@ -104,7 +104,12 @@ def _tool_choice(
 
 def _reasoning(body: MessagesRequest, effort: Effort | None) -> ReasoningRequest | None:
     if body.thinking is not None:
-        refuse_unsupported(body.thinking, "thinking.")
+        if body.thinking.budget_tokens is not None:
+            raise InvalidField(
+                "thinking.budget_tokens",
+                "reasoning has no limit of its own here; send the type adaptive, without a budget",
+                code="unsupported_parameter",
+            )
         if body.thinking.type == "disabled":
             return ReasoningRequest(effort="none")
         return ReasoningRequest(effort=effort, enabled=True)
@@ -137,6 +142,8 @@ def _assistant_message(blocks: list[Block], where: str) -> ChatMessage:
         place = f"{where}[{at}]"
         if block.type == "thinking":
             reasoning.append(_required(block.thinking, place + ".thinking"))
+        elif block.type == "redacted_thinking":
+            continue  # encrypted by another server: it has no text
         elif block.type == "tool_use":
             arguments = msgspec.json.encode(_required(block.input, place + ".input")).decode()
             function = CalledFunction(_required(block.name, place + ".name"), arguments)
