@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention import flashinfer, triton
+from mla_router.worker.engine.attention import flashinfer, triton, triton_attention
 from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
 from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch, mla_decode_triton
@@ -65,7 +65,7 @@ def test_its_decode_reads_common_prefixes_once(
     monkeypatch.setattr(triton, "MIN_SHARED_ROWS", 4)
     everything = partial(shared_prefixes, worth_it=(1, 1))
     monkeypatch.setattr(triton, "shared_prefixes", everything)
-    monkeypatch.setattr(triton, "mla_decode", mla_decode_triton)
+    monkeypatch.setattr(triton_attention, "mla_decode", mla_decode_triton)
     torch.manual_seed(0)
     rows, heads, latent, rotary, length = 11, 2, 32, 16, 100
     pages = 1 + torch.arange(rows * 7, dtype=torch.int32).view(rows, 7)
