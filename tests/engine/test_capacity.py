@@ -147,3 +147,8 @@ def test_room_for_images() -> None:
     assert (on_cpu["image_tiles"], on_gpu["image_tiles"]) == (1, 8)
     assert on_cpu["image_tokens"] == on_gpu["image_tokens"] == 1 << 20  # those of one prompt
     assert image_sizes(CUDA, 4096, takes_images=True)["image_tokens"] == 1 << 16
+
+
+def test_a_cache_beyond_the_memory_of_the_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"9999999999 tokens take \d+\.\d GiB, and this"):
+        planned(tmp_path, "v3", max_total_tokens=9_999_999_999)

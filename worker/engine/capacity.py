@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 
 import torch
@@ -53,6 +54,11 @@ def plan_capacity(
     # Rows of one kind of layers: with window pages, a token needs a row of each kind
     tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
     reason, mend = "", "--max-total-tokens"
+    if device.type == "cpu" and (size := tokens // kinds * token_bytes) > (memory := _memory()):
+        raise ConfigError(
+            f"no room for KV cache: {tokens // kinds} tokens take {size / _GIB:.1f} GiB, and this machine has "
+            f"{memory / _GIB:.1f}; lower --max-total-tokens"
+        )
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device) - _OWN_CONTEXT
@@ -89,6 +95,11 @@ def plan_capacity(
     )
     _log_size(capacity, kv_cache_dtype, token_bytes)
     return capacity
+
+
+def _memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _log_size(capacity: Capacity, dtype: torch.dtype, token_bytes: int) -> None:
