@@ -42,21 +42,16 @@ def _load(pointers, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: 
 
 @triton.jit
 def _load_rows(
-    tiles,
-    row,
-    column,
-    pointers,
-    in_rows,
-    in_columns,
-    MASK_ROWS: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
+    source, row, tile, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr
 ):
-    """Returns rows from `row` on of the head that begins at `column`. `pointers` point to the same rows."""
+    """Returns rows from `row` on of one head. `source`: a pointer to row 0 of the head, the stride of rows, the descriptor
+    of `_tiles` or None, and the column there with which the head begins. `tile`: offsets [rows, columns] from a row."""
+    pointer, stride, tiles, first_column = source
     if MASK_ROWS or tiles is None:
-        tile = _load(pointers, in_rows, in_columns, MASK_ROWS, MASK_COLUMNS)
+        loaded = _load(pointer + row * stride + tile, in_rows, in_columns, MASK_ROWS, MASK_COLUMNS)
     else:
-        tile = tiles.load([row.to(tl.int32), column])
-    return tile
+        loaded = tiles.load([row.to(tl.int32), first_column])
+    return loaded
 
 
 @triton.jit
@@ -72,18 +67,9 @@ def _walk(
     num_keys,
     seen,  # [BLOCK_M], the number of keys up to each query
     outside,  # [BLOCK_M], the number of positions before the window of each query
-    k_ptr,
-    v_ptr,
-    shared_ptr,
-    k_stride,
-    v_stride,
-    shared_stride,
-    k_tiles,
-    v_tiles,
-    shared_tiles,
-    k_column,
-    v_column,
-    shared_column,
+    k,
+    v,
+    shared,
     scale_log2,
     MASKED: tl.constexpr,
     D: tl.constexpr,
@@ -97,25 +83,22 @@ def _walk(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """Attends to keys [first, last) of the chunk whose key 0 is in row key_start."""
+    """Attends to keys [first, last) of the chunk whose key 0 is in row key_start. `k`, `v` and `shared` are sources of
+    `_load_rows`."""
     columns = tl.arange(0, BLOCK_N)
     d, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    k_tile = columns[:, None] * k_stride + d[None, :]
-    v_tile = columns[:, None] * v_stride + v_columns[None, :]
+    k_tile = columns[:, None] * k[1] + d[None, :]
+    v_tile = columns[:, None] * v[1] + v_columns[None, :]
     for start in tl.range(first, last, BLOCK_N):
         inside = start + columns < num_keys
         row = key_start + start  # int64
-        k_at = k_ptr + row * k_stride + k_tile
-        k = _load_rows(k_tiles, row, k_column, k_at, inside, d < D, MASKED, D != BLOCK_D)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        keys = _load_rows(k, row, k_tile, inside, d < D, MASKED, D != BLOCK_D)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if R > 0:
             r = tl.arange(0, BLOCK_R)
-            shared_tile = columns[:, None] * shared_stride + r[None, :]
-            at = shared_ptr + row * shared_stride + shared_tile
-            k_shared = _load_rows(
-                shared_tiles, row, shared_column, at, inside, r < R, MASKED, R != BLOCK_R
-            )
-            scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
+            shared_tile = columns[:, None] * shared[1] + r[None, :]
+            others = _load_rows(shared, row, shared_tile, inside, r < R, MASKED, R != BLOCK_R)
+            scores = tl.dot(q_shared, tl.trans(others), scores, input_precision=PRECISION)
         factor = scale_log2
         if CAP is not None:
             scores, factor = tanh_of(scores, scale_log2 / CAP, q.dtype == tl.float32), CAP
@@ -133,9 +116,8 @@ def _walk(
         shrink = tl.exp2(row_max - base)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
-        v_at = v_ptr + row * v_stride + v_tile
-        v = _load_rows(v_tiles, row, v_column, v_at, inside, v_columns < V, MASKED, V != BLOCK_V)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        values = _load_rows(v, row, v_tile, inside, v_columns < V, MASKED, V != BLOCK_V)
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -211,6 +193,9 @@ def _ragged_attention(
     begins, ends = (first, full, masked), (full, masked, last)
     FIRST: tl.constexpr = 1 if WINDOW is None else 0
 
+    k_column = head // SHARE * k_head_stride
+    v_column = head // SHARE * v_head_stride
+    shared_column = head // SHARE * shared_head_stride
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -227,18 +212,9 @@ def _ragged_attention(
             num_keys,
             seen,
             outside,
-            k_ptr + head // SHARE * k_head_stride,
-            v_ptr + head // SHARE * v_head_stride,
-            shared_ptr + head // SHARE * shared_head_stride,
-            k_stride,
-            v_stride,
-            shared_stride,
-            k_tiles,
-            v_tiles,
-            shared_tiles,
-            (head // SHARE * k_head_stride).to(tl.int32),
-            (head // SHARE * v_head_stride).to(tl.int32),
-            (head // SHARE * shared_head_stride).to(tl.int32),
+            (k_ptr + k_column, k_stride, k_tiles, k_column.to(tl.int32)),
+            (v_ptr + v_column, v_stride, v_tiles, v_column.to(tl.int32)),
+            (shared_ptr + shared_column, shared_stride, shared_tiles, shared_column.to(tl.int32)),
             scale_log2,
             MASKED=part != 1,
             D=D,
