@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mla_router.worker.model import weights
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model
@@ -114,6 +115,18 @@ def test_bfloat16(tmp_path: Path, name: str) -> None:
     divergence = (expected.exp() * (expected - got)).sum(dim=-1)
     assert divergence.median() < 2e-3
     assert (got.argmax(dim=-1) == expected.argmax(dim=-1)).float().mean() > 0.8
+
+
+def test_a_long_load_logs_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    caplog.set_level("INFO")
+    load(tmp_path)
+    assert "Loading weights: " not in caplog.text
+    monkeypatch.setattr(weights, "PROGRESS_S", 0.0)
+    load(tmp_path)
+    assert "Loading weights: 0.0 of 0.0 GB" in caplog.text
 
 
 def test_folder_without_weights(tmp_path: Path) -> None:

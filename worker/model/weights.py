@@ -19,7 +19,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
@@ -34,6 +33,7 @@ NEXTN_FILE = "nextn_layer_parameters.safetensors"  # of SGLang's export_deepseek
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 LFS_POINTER = b"version https://git-lfs"  # its first bytes; git leaves it in place of a large file
 MAX_LISTED = 20  # names shown of each kind of mistake
+PROGRESS_S = 10.0  # between two lines about the progress
 PARALLEL_FILES = 4  # threads: each waits for the disk at every page, several keep it busy
 
 
@@ -46,6 +46,26 @@ class FileCopy:
     num_bytes: int  # copied
 
 
+class Progress:
+    """Logs the progress of threads that read `total` bytes. It has lines instead of a bar: the output of a worker is a pipe of
+    the launcher."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._next_line = time.perf_counter() + PROGRESS_S
+        self._lock = threading.Lock()
+
+    def advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            if (now := time.perf_counter()) < self._next_line:
+                return
+            self._next_line = now + PROGRESS_S
+            done, total = self._done / 1e9, self._total / 1e9
+        logger.info("Loading weights: %.1f of %.1f GB", done, total)
+
+
 def load_weights(
     model: nn.Module,
     folder: Path,
@@ -56,22 +76,14 @@ def load_weights(
     default that of the checkpoint. Tensors whose own name `is_unused` are skipped. Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(weight_mapping(model))
-    total = sum(file.stat().st_size for file in files)
+    progress = Progress(sum(file.stat().st_size for file in files))
     begin = time.perf_counter()
-    with tqdm(
-        desc="Loading weights", total=total, unit="B", unit_scale=True, disable=None
-    ) as progress:
-        lock = threading.Lock()  # tqdm counts without one
 
-        def copy(file: Path) -> FileCopy:
-            return copy_file(file, wanted, is_unused, own_name, progress=advance)
+    def copy(file: Path) -> FileCopy:
+        return copy_file(file, wanted, is_unused, own_name, progress=progress.advance)
 
-        def advance(num_bytes: int) -> None:
-            with lock:
-                progress.update(num_bytes)
-
-        with ThreadPoolExecutor(min(PARALLEL_FILES, len(files))) as pool:
-            copies = list(pool.map(copy, files))
+    with ThreadPoolExecutor(min(PARALLEL_FILES, len(files))) as pool:
+        copies = list(pool.map(copy, files))
 
     found = set[str]().union(*(copied.names for copied in copies))
     needed = {name for name, shard in wanted.items() if shard.is_needed}
