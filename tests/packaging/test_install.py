@@ -78,12 +78,20 @@ def test_missing_tools_are_named_before_the_installation(tmp_path: Path) -> None
             command, env={"PATH": path}, capture_output=True, text=True, check=False
         ).stderr
 
-    for name, status in (("cargo", 0), ("old-python", 1)):
-        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+    def program(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    assert check(sys.executable, str(tmp_path)) == ""
-    assert "old-python is not Python 3.11 or later" in check("old-python", str(tmp_path))
-    assert "no-python is not Python 3.11 or later" in check("no-python", str(tmp_path))
-    assert "cargo is missing: install Rust" in check(sys.executable, "/nowhere")
+
+    path = f"{tmp_path}:/usr/bin:/bin"
+    program("old-python", "exit 1")
+    assert "old-python is not Python 3.11 or later" in check("old-python", path)
+    assert "no-python is not Python 3.11 or later" in check("no-python", path)
+    program("cargo", "echo cargo 1.75.0")
+    assert "cargo 1.75.0 is older than Rust 1.88" in check(sys.executable, path)
+    program("cargo", "echo 'cargo 1.100.0-nightly (abc 2026-01-01)'")
+    assert check(sys.executable, path) == ""
+    (tmp_path / "cargo").unlink()
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    assert "cargo is missing: install Rust" in check(sys.executable, str(tmp_path))
     makefile = (ROOT / "Makefile").read_text()
     assert makefile.index(".ci/check-tools") < makefile.index(".ci/announce-install")
