@@ -172,6 +172,12 @@ def test_unknown_fields_are_named_with_their_path() -> None:
     assert sorted(found) == ["provider", "reasoning.exclude"]
 
 
+def test_fields_without_effect_are_no_news() -> None:
+    body = b'{"store": true, "stream_options": {"include_obfuscation": false}}'
+    assert not unknown_fields(body, ResponsesRequest)
+    assert not unknown_fields(body, ChatRequest)
+
+
 def test_an_attackers_names_cost_little() -> None:
     many = {f"name{index}": 1 for index in range(10 * MAX_EXAMINED)}
     assert len(unknown_fields(json.dumps(many).encode(), ChatRequest)) == MAX_EXAMINED

@@ -44,6 +44,7 @@ NO_EFFECT = frozenset(
         "session_id",
         "speed",
         "store",
+        "stream_options",
         "user",
         "user_profile_id",
         "workspace_id",
