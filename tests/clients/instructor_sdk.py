@@ -28,6 +28,7 @@ def _ask(server: Server, mode: instructor.Mode) -> None:
         response_model=Light,
         max_retries=0,
         max_tokens=128,
+        temperature=0,  # else some answers end within white space
     )
     assert isinstance(light, Light)
 
