@@ -12,6 +12,8 @@ mean.
   output 256, shuffled, all sent at once. Best possible hit share: 88.2%.
 * turns: chats of 4 turns with 8 system prompts; the prompt of each turn contains all earlier turns.
 * zipf: system prompts drawn by Zipf's law, arriving at a steady rate.
+* unrelated: 2,000 prompts of 256 tokens without a common prefix, output 32, sent at once. No policy can do better than
+  an even load, so this shows the price of looking for prefixes.
 """
 
 from __future__ import annotations
@@ -103,13 +105,18 @@ def zipf(rng: random.Random) -> list[Conversation]:
     return requests
 
 
+def unrelated(rng: random.Random) -> list[Conversation]:
+    return [{"system": "", "turns": [text(rng, 256)], "max_tokens": 32} for _ in range(2000)]
+
+
 WORKLOADS: dict[str, Callable[[random.Random], list[Conversation]]] = {
     "groups": groups,
     "turns": turns,
     "zipf": zipf,
+    "unrelated": unrelated,
 }
 # Conversations at a time. All of the first workload are sent at once, as in SGLang's original.
-CONCURRENCY = {"groups": 1024, "turns": 128, "zipf": 1024}
+CONCURRENCY = {"groups": 1024, "turns": 128, "zipf": 1024, "unrelated": 2000}
 
 
 @contextlib.contextmanager

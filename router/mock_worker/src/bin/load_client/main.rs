@@ -41,7 +41,7 @@ struct Felt {
     latencies: Vec<f64>,
     first_tokens: Vec<f64>,
     errors: usize,
-    /// The first latency.
+    /// The first error.
     error: Option<String>,
     completion_tokens: u64,
     prompt_tokens: u64,
