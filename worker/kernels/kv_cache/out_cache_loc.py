@@ -71,37 +71,6 @@ def window_cache_loc(page_table: Tensor, rows: LookedUp, *, page_size: int) -> T
     return locate(page_table, rows, page_size=page_size)
 
 
-def window_cache_loc_torch(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
-    at = _locations_torch(page_table, rows.slots, rows.positions, page_size)
-    return torch.where(rows.out_cache_loc == 0, 0, at)
-
-
-def window_cache_loc_triton(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
-    count = len(rows.slots)
-    assert page_table.stride(1) == 1, f"page_table {page_table.stride()}"
-    out = torch.empty_like(rows.out_cache_loc)
-    _window_locations_kernel[(triton.cdiv(count, _BLOCK),)](
-        page_table,
-        rows.slots,
-        rows.positions,
-        rows.out_cache_loc,
-        out,
-        count,
-        page_table.stride(0),
-        PAGE_SIZE=page_size,
-        BLOCK=_BLOCK,
-        **launch_options(),
-    )
-    return out
-
-
-def _locations_torch(
-    page_table: Tensor, slots: Tensor, positions: Tensor, page_size: int
-) -> Tensor:
-    page = page_table[slots, positions // page_size].to(torch.int64)
-    return page * page_size + positions % page_size
-
-
 def prompt_out_cache_loc_torch(
     page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
 ) -> Tensor:
@@ -148,6 +117,18 @@ def look_up_torch(
     for there, here in zip(into, found, strict=True):
         there.copy_(here)
     return into
+
+
+def window_cache_loc_torch(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
+    at = _locations_torch(page_table, rows.slots, rows.positions, page_size)
+    return torch.where(rows.out_cache_loc == 0, 0, at)
+
+
+def _locations_torch(
+    page_table: Tensor, slots: Tensor, positions: Tensor, page_size: int
+) -> Tensor:
+    page = page_table[slots, positions // page_size].to(torch.int64)
+    return page * page_size + positions % page_size
 
 
 def prompt_out_cache_loc_triton(
@@ -219,6 +200,25 @@ def look_up_triton(
     return into
 
 
+def window_cache_loc_triton(page_table: Tensor, rows: LookedUp, *, page_size: int) -> Tensor:
+    count = len(rows.slots)
+    assert page_table.stride(1) == 1, f"page_table {page_table.stride()}"
+    out = torch.empty_like(rows.out_cache_loc)
+    _window_locations_kernel[(triton.cdiv(count, _BLOCK),)](
+        page_table,
+        rows.slots,
+        rows.positions,
+        rows.out_cache_loc,
+        out,
+        count,
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=_BLOCK,
+        **launch_options(),
+    )
+    return out
+
+
 _DECODE, _IDLE, _DRAFT = (
     tl.constexpr(int(kind)) for kind in (RowKind.DECODE, RowKind.IDLE, RowKind.DRAFT)
 )
@@ -239,27 +239,6 @@ def _prompt_locations_kernel(
     slot, length = tl.load(prompt), tl.load(prompt + 1)
     exists = (row < length) & (row < count)
     at = _location(page_table, table_stride, slot, row, exists, PAGE_SIZE)
-    tl.store(out + row, tl.where(exists, at, 0), row < count)
-
-
-@triton.jit(do_not_specialize=["count", "table_stride"])
-def _window_locations_kernel(
-    page_table,
-    slots,
-    positions,
-    out_cache_loc,
-    out,
-    count,
-    table_stride,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    wait_for_previous()
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = tl.load(out_cache_loc + row, row < count, other=0) != 0
-    slot = tl.load(slots + row, exists, other=0)
-    position = tl.load(positions + row, exists, other=0)
-    at = _location(page_table, table_stride, slot, position, exists, PAGE_SIZE)
     tl.store(out + row, tl.where(exists, at, 0), row < count)
 
 
@@ -309,6 +288,27 @@ def _look_up_kernel(
     tl.store(tokens + row, tl.where(is_decode, last, tl.where(is_draft, draft, token)), inside)
     tl.store(positions + row, position, inside)
     tl.store(out_cache_loc + row, at, inside)
+
+
+@triton.jit(do_not_specialize=["count", "table_stride"])
+def _window_locations_kernel(
+    page_table,
+    slots,
+    positions,
+    out_cache_loc,
+    out,
+    count,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = tl.load(out_cache_loc + row, row < count, other=0) != 0
+    slot = tl.load(slots + row, exists, other=0)
+    position = tl.load(positions + row, exists, other=0)
+    at = _location(page_table, table_stride, slot, position, exists, PAGE_SIZE)
+    tl.store(out + row, tl.where(exists, at, 0), row < count)
 
 
 @triton.jit
