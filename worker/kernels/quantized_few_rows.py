@@ -22,6 +22,7 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.tuned import dense_tile
 from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight_scales import as_float16
 
 MAX_ROWS = 16
 AT_ONCE_INPUTS = 3072  # at most, of a weight that fits into registers
@@ -150,10 +151,7 @@ def _few_rows_kernel(
 @triton.jit
 def _product(w, a, scale):
     """Returns w [PIECES, outputs, DEPTH] times a [PIECES, rows, DEPTH], times scale [PIECES, outputs], in float32."""
-    wide = a.to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(wide), axis=2), 1e-30)
-    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    normal = (wide * (1.0 / power)[:, :, None]).to(tl.float16)
+    normal, power = as_float16(a.to(tl.float32))
     # Outputs are the first operand: a tensor core takes 16 rows of the first and 8 of the second
     part = tl.dot(w.to(tl.float16), tl.permute(normal, (0, 2, 1)))
     return part * (scale[:, :, None] * power[:, None, :])

@@ -1,4 +1,4 @@
-"""The scales of quantized weights in the loops of matrix products."""
+"""Scales in the loops of products with quantized weights."""
 
 from __future__ import annotations
 
@@ -65,3 +65,13 @@ def _column_of_scales(
     """Returns the scales [1, BLOCK_N] of outputs from `first` on, in column `k`."""
     n = first + tl.arange(0, BLOCK_N)
     return tl.load(scales + n // SCALE_ROWS * SCALES + k, n < ROWS, other=0.0)[None, :]
+
+
+@triton.jit
+def as_float16(x):
+    """Returns x [..., K] float32 / powers of 2, in float16, and the powers [...]: the largest magnitude of each row is
+    then between 1 and 2, and only numbers below 2**-14 of it lose bits."""
+    last: tl.constexpr = len(x.shape) - 1
+    largest = tl.maximum(tl.max(tl.abs(x), axis=last), 1e-30)
+    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return (x * tl.expand_dims(1.0 / power, last)).to(tl.float16), power

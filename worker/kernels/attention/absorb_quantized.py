@@ -27,6 +27,7 @@ from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.kv_cache.fp8 import from_cache, is_fp8, largest_of, stored, to_cache
 from mla_router.worker.kernels.pdl import wait_for_previous
 from mla_router.worker.kernels.weight import Weight
+from mla_router.worker.kernels.weight_scales import as_float16
 
 BLOCK_INPUTS = 128  # of a step
 MAX_COLUMNS = 128  # outputs of a program
@@ -192,9 +193,7 @@ def _step(x, w, scales_at, EACH_OUTPUT: tl.constexpr, quantized):
         factor = tl.max(scales, axis=0)
         wide *= tl.div_rn(scales, tl.zeros_like(scales) + factor)[None, :]
     if quantized.LARGEST == 0:
-        largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        normal = (wide * (1.0 / power)[:, None]).to(tl.float16)
+        normal, power = as_float16(wide)
         part = tl.dot(normal, w.to(tl.float16)) * (power * factor)[:, None]
     else:
         narrow = stored(wide, quantized.FORMAT, quantized.inverse_input_scale, quantized.LARGEST)
