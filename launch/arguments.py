@@ -308,7 +308,7 @@ def _add_router_flag(group: argparse._ArgumentGroup, flag: Mapping[str, Any]) ->
     group.add_argument(
         name,
         dest=dest,
-        nargs="*" if flag["several"] else None,
+        nargs=flag["nargs"],
         choices=flag["choices"] or None,
         metavar=None if flag["choices"] else flag["value_name"],
         help=text,

@@ -70,6 +70,9 @@ impl FromStr for WorkerUrl {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse = |why: &str| Err(format!("worker URL {text:?}: {why}"));
+        if text.contains(',') {
+            return refuse("several URLs are separated by spaces");
+        }
         let Ok(uri) = text.trim().parse::<Uri>() else {
             return refuse("not a URL; expected http://HOST:PORT or https://HOST:PORT");
         };
@@ -182,6 +185,7 @@ mod tests {
             "http://w1:",
             "http://w 1",
             "http://w1\r\nx: y",
+            "http://w1,http://w2",
         ] {
             assert!(text.parse::<WorkerUrl>().is_err(), "{text:?} was accepted");
         }

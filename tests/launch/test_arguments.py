@@ -16,15 +16,15 @@ from support.processes import ROOT
 
 
 def flag(name: str, value_name: str | None = None, **more: Any) -> dict[str, Any]:
-    described = {"name": name, "value_name": value_name, "heading": "Routing", "several": False}
+    described = {"name": name, "value_name": value_name, "heading": "Routing", "nargs": None}
     return {**described, "default": None, "help": "", "choices": None, **more}
 
 
 FLAGS = [
-    flag("worker-urls", "URL", several=True),
+    flag("worker-urls", "URL", nargs="*"),
     flag("host", "HOST", default="127.0.0.1"),
     flag("port", "PORT", default="30000"),
-    flag("api-key", "KEY", several=True),
+    flag("api-key", "KEY", nargs="*"),
     flag("worker-api-key", "KEY"),
     flag("admin-api-key", "KEY", heading="Serving"),
     flag("insecure", heading="Serving"),
@@ -36,7 +36,7 @@ FLAGS = [
         choices=["cache_aware", "round_robin"],
     ),
     flag("max-retries", "N", default="3", help="At 100%"),
-    flag("networks", "CIDR", several=True),
+    flag("networks", "CIDR", nargs="*"),
     flag("verbose"),
 ]
 

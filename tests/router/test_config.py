@@ -108,7 +108,7 @@ def test_flags_are_the_settings() -> None:
     for name, flag in flags.items():
         assert flag["help"] and flag["heading"], name
         assert (flag["value_name"] is None) == isinstance(settings[name], bool), name
-        assert flag["several"] == isinstance(settings[name], list), name
+        assert (flag["nargs"] is not None) == isinstance(settings[name], list), name
         if flag["default"] is not None:
             argv = [f"--{flag['name']}", *flag["default"].split()]
             assert RouterConfig.from_argv(argv) == RouterConfig()
@@ -188,7 +188,7 @@ def test_the_stub_lists_every_setting_with_its_type() -> None:
         if flag["choices"]:
             assert list(choices[types[name]]) == flag["choices"]
             expected = types[name]
-        elif flag["several"]:
+        elif flag["nargs"]:
             expected, accepted = "list[str]", "Sequence[str] | None"
         elif default is None:
             expected = accepted = "str | None"

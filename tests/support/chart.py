@@ -63,7 +63,7 @@ def _router_flags() -> dict[str, Any]:
             found[flag["name"]] = {"type": "boolean"}
         elif flag["choices"]:
             found[flag["name"]] = {"enum": flag["choices"]}
-        elif flag["several"]:
+        elif flag["nargs"]:
             found[flag["name"]] = {"type": "array", "items": {"type": ["string", "number"]}}
         else:
             found[flag["name"]] = {"type": ["string", "number"]}

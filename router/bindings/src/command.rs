@@ -42,8 +42,9 @@ fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
     described.set_item("name", flag.get_long().expect("contract: every flag has a long name"))?;
     described.set_item("heading", flag.get_help_heading())?;
     described.set_item("value_name", value_names.first().map(Str::as_str))?;
-    let several = flag.get_num_args().is_some_and(|number| number.max_values() > 1);
-    described.set_item("several", several)?;
+    let list = flag.get_num_args().filter(|number| number.max_values() > 1);
+    let nargs = list.map(|number| if number.min_values() == 0 { "*" } else { "+" });
+    described.set_item("nargs", nargs)?;
     described
         .set_item("default", (takes_value && !default.is_empty()).then(|| default.join(" ")))?;
     described.set_item("help", flag.get_help().map_or_else(String::new, ToString::to_string))?;

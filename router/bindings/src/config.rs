@@ -27,8 +27,12 @@ impl RouterConfig {
         for (name, value) in settings.into_iter().flatten() {
             push_flag(&mut argv, name.extract()?, &value)?;
         }
-        // The settings of a program must not depend on the environment.
-        let command = Config::command().mut_args(|flag| flag.env(Resettable::Reset));
+        // The settings of a program must not depend on the environment, and its lists may be empty.
+        let command = Config::command().mut_args(|flag| {
+            let is_list = flag.get_num_args().is_some_and(|number| number.max_values() > 1);
+            let flag = flag.env(Resettable::Reset);
+            if is_list { flag.num_args(0..) } else { flag }
+        });
         read(command, argv)
     }
 

@@ -27,7 +27,7 @@ const OBSERVING: &str = "Observability";
 
 /// Route LLM requests to the worker that will finish them soonest.
 #[derive(Clone, Debug, PartialEq, Parser, Serialize, Deserialize)]
-#[command(name = "mla-router", version)]
+#[command(name = "mla-router", version, allow_negative_numbers = true)]
 #[serde(deny_unknown_fields, default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 pub struct Config {
@@ -45,7 +45,7 @@ pub struct Config {
     pub service_discovery: bool,
 
     /// Labels of the pods that are workers, as KEY=VALUE
-    #[arg(long, value_name = "LABEL", num_args = 0.., help_heading = WORKERS)]
+    #[arg(long, value_name = "LABEL", num_args = 1.., help_heading = WORKERS)]
     pub selector: Vec<String>,
 
     /// Port of these pods. The annotation `mla-router/ports` of a pod, such as 31000,31001, replaces it
@@ -57,7 +57,7 @@ pub struct Config {
     pub service_discovery_namespace: Option<String>,
 
     /// Allowed networks of workers that are added over HTTP; loopback and private networks if none is given
-    #[arg(long, value_name = "CIDR", num_args = 0.., help_heading = WORKERS)]
+    #[arg(long, value_name = "CIDR", num_args = 1.., help_heading = WORKERS)]
     pub worker_networks: Vec<Network>,
 
     /// Key for requests to workers; it replaces the key of the client
@@ -119,7 +119,7 @@ pub struct Config {
 
     /// Keys of clients. A client must send one of them as `Authorization: Bearer KEY` on all paths except
     /// health checks. Other users of the machine can read arguments, but not the environment
-    #[arg(long, value_name = "KEY", num_args = 0.., env = "MLA_ROUTER_API_KEY", hide_env_values = true, help_heading = SERVING)]
+    #[arg(long, value_name = "KEY", num_args = 1.., env = "MLA_ROUTER_API_KEY", hide_env_values = true, help_heading = SERVING)]
     pub api_key: Vec<ApiKey>,
 
     /// Key for the admin paths (such as /workers and /metrics); --api-key if not given
@@ -132,11 +132,11 @@ pub struct Config {
 
     /// Host names of the router, in addition to localhost and IP addresses (* for any). Without a key, a router on
     /// loopback refuses other names, because web pages could reach it by them
-    #[arg(long, value_name = "NAME", num_args = 0.., help_heading = SERVING)]
+    #[arg(long, value_name = "NAME", num_args = 1.., help_heading = SERVING)]
     pub allowed_hosts: Vec<AllowedHost>,
 
     /// Origins of web pages that may use the models, such as https://chat.example.com (* for all)
-    #[arg(long, value_name = "ORIGIN", num_args = 0.., help_heading = SERVING)]
+    #[arg(long, value_name = "ORIGIN", num_args = 1.., help_heading = SERVING)]
     pub cors_allowed_origins: Vec<AllowedOrigin>,
 
     /// Largest request body in bytes; a larger one gets 413
@@ -451,10 +451,20 @@ mod tests {
             ("--health-failure-threshold", "0"),
             ("--health-check-endpoint", "health"),
             ("--api-key", "two words"),
+            ("--queue-size", "-5"),
         ] {
             let error = parse(&[flag, value]).expect_err(value);
             assert!(error.contains(flag), "{flag} {value}: {error}");
         }
+    }
+
+    #[test]
+    fn only_a_list_that_may_be_empty_needs_no_value() {
+        for flag in ["--api-key", "--allowed-hosts", "--worker-networks", "--selector"] {
+            assert!(parse(&[flag]).expect_err(flag).contains(flag));
+        }
+        // `--worker-urls $URLS` of a script.
+        assert!(parse(&["--worker-urls"]).expect("no workers yet").worker_urls.is_empty());
     }
 
     #[test]

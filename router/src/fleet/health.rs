@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use http::StatusCode;
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
@@ -37,7 +38,9 @@ enum CheckError {
     #[error("its health check says that its engine makes no progress")]
     Stuck,
     #[error("its health check answered {0}")]
-    Status(http::StatusCode),
+    Status(StatusCode),
+    #[error("it has no {0}: --health-check-endpoint is the path of its health check")]
+    NotFound(String),
     #[error(transparent)]
     Broken(#[from] UpstreamError),
 }
@@ -133,6 +136,9 @@ impl HealthCheck {
                 Ok(())
             }
             Ok(Ok((_, body))) if HealthReport::parse(&body).is_stuck() => Err(CheckError::Stuck),
+            Ok(Ok((StatusCode::NOT_FOUND, _))) => {
+                Err(CheckError::NotFound(config.health_check_endpoint.as_str().to_owned()))
+            }
             Ok(Ok((status, _))) => Err(CheckError::Status(status)),
             Ok(Err(error)) => Err(CheckError::Broken(error)),
             Err(_) => Err(CheckError::Silent(limit)),

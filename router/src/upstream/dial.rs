@@ -10,7 +10,7 @@ use std::{
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, InvalidMessage, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
@@ -81,7 +81,10 @@ impl Dialer {
             let tls = self.tls.get_or_init(|| self.client_config(system_roots()));
             let name = ServerName::try_from(address.url().host().to_owned());
             let name = name.map_err(io::Error::other)?;
-            let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
+            let stream = TlsConnector::from(Arc::clone(tls))
+                .connect(name, stream)
+                .await
+                .map_err(explained)?;
             if self.http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
                 return Err(io::Error::other("the worker does not speak HTTP/2").into());
             }
@@ -104,6 +107,17 @@ impl Dialer {
         let mut tls = builder.with_root_certificates(roots).with_no_client_auth();
         tls.alpn_protocols = vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
         Arc::new(tls)
+    }
+}
+
+/// Says what the worker did, if it answered the handshake with plain HTTP.
+fn explained(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    match cause {
+        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+            io::Error::new(error.kind(), "the worker does not speak TLS; is its URL http://?")
+        }
+        _ => error,
     }
 }
 

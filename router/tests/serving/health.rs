@@ -3,7 +3,9 @@
 use http::StatusCode;
 use mla_router::{Config, RouterHandle, fleet::Phase, names::WorkerId};
 
-use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs, soon};
+use crate::support::{
+    Client, FakeWorker, Reply, all_in, config, router, router_without_waiting, secs, soon,
+};
 
 /// A prompt of some blocks.
 fn prompt() -> String {
@@ -24,6 +26,29 @@ async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
 async fn ask(router: &RouterHandle) {
     let mut client = Client::connect(router.local_addr()).await;
     assert_eq!(client.post("/v1/completions", prompt()).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_suit_no_worker_are_named() {
+    let worker = FakeWorker::start(|_| Reply::status(404)).await;
+    let plain = worker.url().replace("http://", "https://").replace("127.0.0.1", "localhost");
+    let url = |text: &str| text.parse().expect("a valid URL");
+    for (worker_urls, path, named) in [
+        (vec![url(&worker.url())], "/healthz", "it has no /healthz: --health-check-endpoint"),
+        (vec![url(&plain)], "/health", "the worker does not speak TLS; is its URL http://?"),
+    ] {
+        let health_check_endpoint = path.parse().expect("a path");
+        let config = Config { worker_urls, health_check_endpoint, ..config() };
+        let router = router_without_waiting(config, &[]).await;
+        soon(async {
+            while router.workers()[0].trouble.is_none() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let reason = router.workers()[0].trouble.take().expect("a failed check").reason;
+        assert!(reason.contains(named), "{reason}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
