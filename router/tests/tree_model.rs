@@ -249,6 +249,8 @@ proptest! {
     #[test]
     fn purged_shares_are_swept(steps in steps(5)) {
         let mut subject = Subject::new();
+        // A worker with a capacity of one block sweeps each shard of the prompts.
+        subject.tree.set_capacity(WorkerId(9), 1);
         for step in &steps {
             subject.apply(step);
         }
@@ -256,8 +258,6 @@ proptest! {
         for worker in 0..5 {
             tree.remove_worker(WorkerId(worker));
         }
-        // A worker with a capacity of one block sweeps each shard of the prompts.
-        tree.set_capacity(WorkerId(9), 1);
         for _ in 0..200 {
             for symbol in 0..3 {
                 tree.insert(&key(&[symbol]), WorkerId(9));

@@ -166,13 +166,12 @@ impl PrefixTree {
     fn evict_excess(&self, tenants: &Tenants, tenant: u32, mut limit: u64) {
         let quota = tenants.quota(tenant);
         while quota.excess() > 0
-            && limit > 0
             && let Some(evicting) = quota.evicting.try_lock()
         {
             let freed = self.evict(tenants, tenant, limit);
             drop(evicting);
             if freed == 0 {
-                return; // purged meanwhile
+                return; // the limit is reached, or the worker was purged meanwhile
             }
             limit = limit.saturating_sub(freed);
         }
@@ -267,4 +266,20 @@ impl PrefixTree {
 fn shard_of(blocks: &[u64]) -> Option<usize> {
     // The upper half of the hash: the table of a shard uses the lower bits.
     blocks.first().map(|first| (first >> 32) as usize % SHARDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SHARDS, shard_of};
+
+    #[test]
+    fn prompts_are_spread_over_all_shards() {
+        let mut sizes = [0; SHARDS];
+        for number in 0..100 * SHARDS as u64 {
+            let first = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            sizes[shard_of(&[first]).expect("a block")] += 1;
+        }
+        assert!(sizes.iter().all(|size| (50..200).contains(size)), "{sizes:?}");
+        assert_eq!(shard_of(&[]), None);
+    }
 }

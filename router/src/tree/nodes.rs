@@ -238,6 +238,20 @@ mod tests {
     }
 
     #[test]
+    fn places_of_shortened_and_removed_nodes_are_used_again() {
+        let mut nodes = Nodes::new();
+        let mut bytes = Vec::new();
+        for _ in 0..1000 {
+            let id = nodes.add(NIL, &[1, 2, 3, 4]);
+            nodes.truncate(id, 3);
+            nodes.truncate(id, 1);
+            nodes.remove(id);
+            bytes.push(nodes.bytes());
+        }
+        assert_eq!(bytes.first(), bytes.last());
+    }
+
+    #[test]
     fn a_split_node_is_two() {
         let mut nodes = Nodes::new();
         for beyond in 1..5 {

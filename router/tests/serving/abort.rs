@@ -26,21 +26,38 @@ async fn disconnect_before_the_response_aborts_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn disconnect_in_the_stream_aborts_upstream() {
-    let (frames, source) = mpsc::unbounded_channel();
-    let source = parking_lot::Mutex::new(Some(source));
-    let mut worker =
-        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+async fn disconnect_in_the_response_aborts_upstream() {
+    type Start = fn(mpsc::UnboundedReceiver<Bytes>) -> Reply;
+    let streamed = r#"{"prompt":"x","stream":true}"#;
+    for (body, start) in [("{}", Reply::Frames as Start), (streamed, Reply::Events)] {
+        let (frames, source) = mpsc::unbounded_channel();
+        let source = parking_lot::Mutex::new(Some(source));
+        let mut worker =
+            FakeWorker::start(move |_| start(source.lock().take().expect("one request"))).await;
+        let router = router(config(), &[&worker]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        frames.send(Bytes::from_static(b"data: {\"text\":\"1\"}\n\n")).expect("streaming");
+        let mut response = client.send(post("/generate", body)).await.expect("a head");
+        response.frame().await.expect("not over").expect("not broken");
+        worker.request().await;
+        drop(response);
+        drop(client);
+        assert!(matches!(worker.event().await, Event::Aborted));
+        assert_nothing_reserved(&router).await;
+        assert_eq!(router.stats().requests.client_aborts, 1, "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_answers_are_no_aborts() {
+    let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
-    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
-    response.frame().await.expect("not over").expect("not broken");
-    worker.request().await;
-    drop(response);
-    drop(client);
-    assert!(matches!(worker.event().await, Event::Aborted));
+    for path in ["/generate", "/v1/completions", "/v1/models"] {
+        client.post(path, r#"{"prompt":"x"}"#).await;
+    }
     assert_nothing_reserved(&router).await;
+    assert_eq!(router.stats().requests.client_aborts, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

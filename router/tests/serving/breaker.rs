@@ -206,6 +206,22 @@ async fn five_broken_streams_open_the_breaker() {
     all_in(Phase::Healthy, &router).await;
 }
 
+/// Answers that are too long for a retry break after their start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_broken_answers_open_the_breaker() {
+    let start = Bytes::from(format!(r#"{{"choices":[],"text":"{}"#, "a".repeat(9 << 20)));
+    let worker = FakeWorker::start(move |_| Reply::Broken(vec![start.clone()])).await;
+    let router = router(in_turn(), &[&worker]).await;
+    for number in 0..5 {
+        assert_eq!(breakers(&router), [BreakerState::Closed], "{number}");
+        // A connection that breaks takes the worker out until its next check.
+        all_in(Phase::Healthy, &router).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        assert!(client.call(post("/v1/completions", BODY)).await.is_err());
+    }
+    assert_eq!(breakers(&router), [BreakerState::Open]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn complete_streams_keep_the_breaker_closed() {
     let turn = AtomicUsize::new(0);

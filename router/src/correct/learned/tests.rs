@@ -102,6 +102,17 @@ fn an_eighth_and_six_blocks_may_be_missing() {
 }
 
 #[test]
+fn a_cached_prompt_that_the_tree_has_forgotten_makes_room() {
+    let (learned, tree) = (report(&text(), 81).0, PrefixTree::new(1 << 20));
+    for (found, growth) in [(6, 1.0), (7, GROW)] {
+        let receipt = InsertReceipt { held: 0, last_used: None, tick: LruTick::at(6) };
+        let mut prediction = compute(&learned, receipt);
+        learned.learn(&tree, WORKER, &text(), &mut prediction, usage(found));
+        assert_eq!(learned.capacity(), whole(SHRINK * growth * f64::from(1 << 20)), "{found}");
+    }
+}
+
+#[test]
 fn a_prompt_of_unknown_length_teaches_nothing() {
     let key = RouteKey { measure: Measure::Unknown, ..text() };
     let (learned, finding) = report(&key, 10);
@@ -113,6 +124,19 @@ fn a_prompt_of_unknown_length_teaches_nothing() {
     let longer = Usage { prompt_tokens: Some(16_000), cached_tokens: None };
     learned.learn(&tree, WORKER, &key, &mut Prediction::default(), longer);
     assert_eq!(learned.capacity(), capacity);
+}
+
+#[test]
+fn the_first_count_of_a_prompt_teaches_the_tokens_of_a_block() {
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
+    learned.set_capacity(&tree, WORKER, 16 << 10);
+    let mut prediction = Prediction::default();
+    // A continued stream reports again.
+    for tokens in [3200, 1600] {
+        let usage = Usage { prompt_tokens: Some(tokens), cached_tokens: None };
+        learned.learn(&tree, WORKER, &text(), &mut prediction, usage);
+        assert_eq!(learned.capacity(), 512, "of 32 tokens");
+    }
 }
 
 #[test]
