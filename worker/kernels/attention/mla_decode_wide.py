@@ -74,22 +74,22 @@ def attend_wide_kernel(
     totals = gl.allocate_shared_memory(gl.float32, [2, ROWS], plain)
     full = gl.allocate_shared_memory(gl.int64, [4, 1], barriers)
     empty = gl.allocate_shared_memory(gl.int64, [4, 1], barriers)
-    asked = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)  # queries are full, empty
+    query_barriers = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)  # full, empty
     # Maxima of the first tile, weights and maxima of the second, weights of the first
     given = gl.allocate_shared_memory(gl.int64, [3, 1], barriers)
     summed = gl.allocate_shared_memory(gl.int64, [2, 1], barriers)
     for i in gl.static_range(4):
         mbarrier.init(full.index(i), count=ARRIVALS)
         mbarrier.init(empty.index(i), count=1)
-    mbarrier.init(asked.index(0), count=ARRIVALS)
-    mbarrier.init(asked.index(1), count=2)
+    mbarrier.init(query_barriers.index(0), count=ARRIVALS)
+    mbarrier.init(query_barriers.index(1), count=2)
     for i in gl.static_range(3):
         mbarrier.init(given.index(i), count=1)
     for i in gl.static_range(2):
         mbarrier.init(summed.index(i), count=1)
 
     rows = latents, ropes, full, empty
-    queries = latent_queries, rope_queries, asked
+    queries = latent_queries, rope_queries, query_barriers
     exchange = ropes, maxima, totals, given, summed
     work = (
         page_table,

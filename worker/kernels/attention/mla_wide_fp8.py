@@ -44,7 +44,7 @@ def convert_pieces(
 ):
     """Copies the queries of each piece of work and then its tiles, each part as soon as its memory is released."""
     latents, ropes = rows[0], rows[1]
-    latent_queries, rope_queries, asked = queries
+    latent_queries, rope_queries, query_barriers = queries
     q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
     block_starts = work[4]
     ROW_BLOCKS: gl.constexpr = (HEADS * QUERIES + ROWS - 1) // ROWS
@@ -53,14 +53,14 @@ def convert_pieces(
     WIDTH: gl.constexpr = (2 * HALF + ROPE) // 4  # words of four numbers
     PIECES: gl.constexpr = 8 * WIDTH // PIECE  # of a pair of tiles
     loaded: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
-    asked_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    query_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     words = cache.to(gl.pointer_type(gl.int32))
     tokens = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, loaded))
-    query, head, exists = own_rows(asked_layout, HEADS, QUERIES)
+    query, head, exists = own_rows(query_layout, HEADS, QUERIES)
     if not SETTLED:
         wait_for_previous()
     _part, request, position, end = own_part(work, ROW_BLOCKS)
-    step, asks = 0, 0
+    step, fills = 0, 0
     while position < end:
         length, pages, first, last, _ = piece_of(work, request, position, end)
         length = gl.minimum(length, last * (2 * TOKENS))
@@ -76,24 +76,24 @@ def convert_pieces(
             coming = gl.tuple(())
             for piece in gl.static_range(AHEAD):
                 coming += (_load(tiles, piece, HALF),)
-            mbarrier.wait(asked.index(1), (asks & 1) ^ 1)
+            mbarrier.wait(query_barriers.index(1), (fills & 1) ^ 1)
             at = queries_at(
                 q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES
             )
             for part in gl.static_range(2):
                 for piece in gl.static_range(HALF // PIECE):
-                    _ask(
+                    _store_queries(
                         latent_queries.index(part).slice(piece * PIECE, PIECE, dim=1),
                         at + (part * HALF + piece * PIECE),
                         exists,
                         FP8,
                     )
             at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
-            _ask(rope_queries.index(0), at, exists, FP8)
+            _store_queries(rope_queries.index(0), at, exists, FP8)
             fence_async_shared()
             gl.thread_barrier()
-            mbarrier.arrive(asked.index(0))
-            asks += 1
+            mbarrier.arrive(query_barriers.index(0))
+            fills += 1
             page = pages_of_rows(pages, 2 * first + 2, tokens, length, PAGE_SIZE)
             second_page = pages_of_rows(pages, 2 * first + 3, tokens, length, PAGE_SIZE)
             for block in range(first, last):
@@ -185,7 +185,7 @@ def _converted(words, FP8: gl.constexpr):
 
 
 @gluon.jit
-def _ask(room, rows, exists, FP8: gl.constexpr):
+def _store_queries(room, rows, exists, FP8: gl.constexpr):
     """Copies 64 columns of the queries at the pointers `rows` [64, 1], and zeros where none exist."""
     columns: gl.constexpr = gl.SliceLayout(0, rows.type.layout)
     column = gl.expand_dims(gl.arange(0, PIECE, layout=columns), 0)

@@ -75,7 +75,7 @@ def copy_pieces(
 ):
     """Copies the queries of each piece and then its tiles, each part as soon as its memory is released."""
     latents, ropes = rows[0], rows[1]
-    latent_queries, rope_queries, asked = queries
+    latent_queries, rope_queries, query_barriers = queries
     q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
     block_starts = work[4]
     ROW_BLOCKS: gl.constexpr = (HEADS * QUERIES + ROWS - 1) // ROWS
@@ -95,7 +95,7 @@ def copy_pieces(
         if SETTLED:
             wait_for_previous()
         if first < last:
-            mbarrier.wait(asked.index(1), (pieces & 1) ^ 1)
+            mbarrier.wait(query_barriers.index(1), (pieces & 1) ^ 1)
             at = queries_at(
                 q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES
             )
@@ -103,7 +103,7 @@ def copy_pieces(
                 _put(latent_queries.index(part_of_row), at + part_of_row * HALF, exists)
             at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
             _put(rope_queries.index(0), at, exists)
-            async_copy.mbarrier_arrive(asked.index(0), increment_count=False)
+            async_copy.mbarrier_arrive(query_barriers.index(0), increment_count=False)
             pieces += 1
         for block in range(first, last):
             row_of_first, first_exists = rows_at(

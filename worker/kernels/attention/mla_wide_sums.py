@@ -165,7 +165,7 @@ def tile_sums(
 ):
     """Computes the weights of tile TILE of each pair, and half TILE of the columns of the sums."""
     rows, queries, exchange, work, results, scale_log2 = operands
-    asked = queries[2]
+    query_barriers = queries[2]
     ALL_ROWS: gl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: gl.constexpr = (ALL_ROWS + ROWS - 1) // ROWS
     HALF: gl.constexpr = rows[0].shape[2]
@@ -189,12 +189,12 @@ def tile_sums(
         total = gl.zeros([ROWS], gl.float32, of_rows)
         acc = gl.zeros([ROWS, HALF], gl.float32, of_sums)
         if first < last:
-            mbarrier.wait(asked.index(0), pieces & 1)
+            mbarrier.wait(query_barriers.index(0), pieces & 1)
             for block in range(first, last):
                 at = _unknown_zero(step)
                 scores = _scores(rows, queries, TILE, step, of_scores)
                 if block + 1 == last:
-                    _release(asked.index(1))
+                    _release(query_barriers.index(1))
                 seen = (2 * block + TILE) * TOKENS, visible, least, scale_log2
                 if TILE == 0:
                     acc, maximum, total = _add_first(
