@@ -13,15 +13,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from mla_router.worker.kernels.attention.fp8_numbers import operand
-from mla_router.worker.kernels.attention.mla_decode_hopper import pages_of_rows
 from mla_router.worker.kernels.attention.mla_wide_rows import (
     ROWS,
     TOKENS,
     own_part,
     own_rows,
+    pages_of_pair,
+    pair_at,
     piece_of,
     queries_at,
-    rows_at,
 )
 from mla_router.worker.kernels.pdl import wait_for_previous
 
@@ -44,8 +44,7 @@ def convert_pieces(
 ):
     """Copies the queries of each piece of work and then its tiles, each part as soon as its memory is released."""
     latents, ropes = rows[0], rows[1]
-    latent_queries, rope_queries, query_barriers = queries
-    q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
+    query_barriers = queries[2]
     block_starts = work[4]
     ROW_BLOCKS: gl.constexpr = (HEADS * QUERIES + ROWS - 1) // ROWS
     HALF: gl.constexpr = latents.shape[2]
@@ -62,51 +61,30 @@ def convert_pieces(
     _part, request, position, end = own_part(work, ROW_BLOCKS)
     step, fills = 0, 0
     while position < end:
-        length, pages, first, last, _ = piece_of(work, request, position, end)
+        length, table, first, last, _ = piece_of(work, request, position, end)
         length = gl.minimum(length, last * (2 * TOKENS))
-        page = pages_of_rows(pages, 2 * first, tokens, length, PAGE_SIZE)
-        second_page = pages_of_rows(pages, 2 * first + 1, tokens, length, PAGE_SIZE)
+        pages = pages_of_pair(table, 2 * first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
         if first < last:
-            tiles = (
-                rows_at(words, page, 2 * first, tokens, length, PAGE_SIZE, WIDTH),
-                rows_at(words, second_page, 2 * first + 1, tokens, length, PAGE_SIZE, WIDTH),
-            )
+            tiles = pair_at(words, pages, 2 * first, tokens, length, PAGE_SIZE, WIDTH)
             coming = gl.tuple(())
             for piece in gl.static_range(AHEAD):
                 coming += (_load(tiles, piece, HALF),)
             mbarrier.wait(query_barriers.index(1), (fills & 1) ^ 1)
-            at = queries_at(
-                q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES
-            )
-            for part in gl.static_range(2):
-                for piece in gl.static_range(HALF // PIECE):
-                    _store_queries(
-                        latent_queries.index(part).slice(piece * PIECE, PIECE, dim=1),
-                        at + (part * HALF + piece * PIECE),
-                        exists,
-                        FP8,
-                    )
-            at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
-            _store_queries(rope_queries.index(0), at, exists, FP8)
+            _copy_queries(queries, of_queries, request, query, head, exists, QUERIES, FP8)
             fence_async_shared()
             gl.thread_barrier()
             mbarrier.arrive(query_barriers.index(0))
             fills += 1
-            page = pages_of_rows(pages, 2 * first + 2, tokens, length, PAGE_SIZE)
-            second_page = pages_of_rows(pages, 2 * first + 3, tokens, length, PAGE_SIZE)
+            pages = pages_of_pair(table, 2 * first + 2, tokens, length, PAGE_SIZE)
             for block in range(first, last):
                 for piece in gl.static_range(PIECES):
                     if piece + AHEAD == PIECES:
-                        tiles = (
-                            rows_at(words, page, 2 * block + 2, tokens, length, PAGE_SIZE, WIDTH),
-                            rows_at(
-                                words, second_page, 2 * block + 3, tokens, length, PAGE_SIZE, WIDTH
-                            ),
+                        tiles = pair_at(
+                            words, pages, 2 * block + 2, tokens, length, PAGE_SIZE, WIDTH
                         )
-                        page = pages_of_rows(pages, 2 * block + 4, tokens, length, PAGE_SIZE)
-                        second_page = pages_of_rows(pages, 2 * block + 5, tokens, length, PAGE_SIZE)
+                        pages = pages_of_pair(table, 2 * block + 4, tokens, length, PAGE_SIZE)
                     later = _load(tiles, (piece + AHEAD) % PIECES, HALF)
                     _put(rows, step, piece, coming[0], FP8)
                     coming = coming[1:]
@@ -182,6 +160,27 @@ def _converted(words, FP8: gl.constexpr):
         pack=1,
     )
     return gl.join(low, high).reshape([words.shape[0], 2 * words.shape[1]])
+
+
+@gluon.jit
+def _copy_queries(
+    queries, of_queries, request, query, head, exists, QUERIES: gl.constexpr, FP8: gl.constexpr
+):
+    """Copies a request's queries of this program's rows."""
+    latent_queries, rope_queries, _ = queries
+    q_latent, q_pe, q_latent_stride_t, q_latent_stride_h, q_pe_stride_t, q_pe_stride_h = of_queries
+    HALF: gl.constexpr = latent_queries.shape[2]
+    at = queries_at(q_latent, q_latent_stride_t, q_latent_stride_h, request, query, head, QUERIES)
+    for part in gl.static_range(2):
+        for piece in gl.static_range(HALF // PIECE):
+            _store_queries(
+                latent_queries.index(part).slice(piece * PIECE, PIECE, dim=1),
+                at + (part * HALF + piece * PIECE),
+                exists,
+                FP8,
+            )
+    at = queries_at(q_pe, q_pe_stride_t, q_pe_stride_h, request, query, head, QUERIES)
+    _store_queries(rope_queries.index(0), at, exists, FP8)
 
 
 @gluon.jit

@@ -89,9 +89,8 @@ def copy_pieces(
     _part, request, position, end = own_part(work, ROW_BLOCKS)
     step, pieces = 0, 0
     while position < end:
-        length, pages, first, last, _ = piece_of(work, request, position, end)
-        page = pages_of_rows(pages, 2 * first, tokens, length, PAGE_SIZE)
-        second_page = pages_of_rows(pages, 2 * first + 1, tokens, length, PAGE_SIZE)
+        length, table, first, last, _ = piece_of(work, request, position, end)
+        pages = pages_of_pair(table, 2 * first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
         if first < last:
@@ -106,19 +105,13 @@ def copy_pieces(
             async_copy.mbarrier_arrive(query_barriers.index(0), increment_count=False)
             pieces += 1
         for block in range(first, last):
-            row_of_first, first_exists = rows_at(
-                cache, page, 2 * block, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
-            )
-            row_of_second, second_exists = rows_at(
-                cache, second_page, 2 * block + 1, tokens, length, PAGE_SIZE, 2 * HALF + ROPE
-            )
-            page = pages_of_rows(pages, 2 * block + 2, tokens, length, PAGE_SIZE)
-            second_page = pages_of_rows(pages, 2 * block + 3, tokens, length, PAGE_SIZE)
+            tiles = pair_at(cache, pages, 2 * block, tokens, length, PAGE_SIZE, 2 * HALF + ROPE)
+            pages = pages_of_pair(table, 2 * block + 2, tokens, length, PAGE_SIZE)
             # In the order in which they are released
-            _fill(rows, step, 0, row_of_first, first_exists)
-            _fill(rows, step, 3, row_of_second, second_exists)
-            _fill(rows, step, 1, row_of_first, first_exists)
-            _fill(rows, step, 2, row_of_second, second_exists)
+            _fill(rows, step, 0, tiles)
+            _fill(rows, step, 3, tiles)
+            _fill(rows, step, 1, tiles)
+            _fill(rows, step, 2, tiles)
             step += 1
         request += 1
         position = gl.load(block_starts + request)
@@ -127,18 +120,36 @@ def copy_pieces(
 
 
 @gluon.jit
-def rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
-    """Returns pointers [64, 1] to the rows of a tile, and which of them exist. Rows beyond the end belong to another
-    request or to none, and may be NaN."""
+def pages_of_pair(table, tile, tokens, length, PAGE_SIZE: gl.constexpr):
+    """Returns the pages [64] of the tokens of a tile, and of the next one."""
+    return (
+        pages_of_rows(table, tile, tokens, length, PAGE_SIZE),
+        pages_of_rows(table, tile + 1, tokens, length, PAGE_SIZE),
+    )
+
+
+@gluon.jit
+def pair_at(cache, pages, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
+    """Returns, for a tile and for the next one, pointers [64, 1] to its rows, and which of them exist."""
+    return (
+        _rows_at(cache, pages[0], tile, tokens, length, PAGE_SIZE, WIDTH),
+        _rows_at(cache, pages[1], tile + 1, tokens, length, PAGE_SIZE, WIDTH),
+    )
+
+
+@gluon.jit
+def _rows_at(cache, page, tile, tokens, length, PAGE_SIZE: gl.constexpr, WIDTH: gl.constexpr):
+    """Rows beyond the end belong to another request or to none, and may be NaN."""
     at = tile * TOKENS + tokens
     row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
     return cache + gl.expand_dims(row * WIDTH, 1), gl.expand_dims(at < length, 1)
 
 
 @gluon.jit
-def _fill(rows, step, place: gl.constexpr, row, exists):
+def _fill(rows, step, place: gl.constexpr, tiles):
     """Copies half of the latents of a tile, once its memory is released. The rotary part comes with the half that is
     released last."""
+    row, exists = tiles[place // 2]
     latents, ropes, full, empty = rows
     HALF: gl.constexpr = latents.shape[2]
     LAST: gl.constexpr = place == 1 or place == 2
