@@ -176,6 +176,25 @@ def _walk(
 
 
 @gluon.jit
+def _store(sums, positions, out, lse, query_row, num_queries, head, HEADS: gl.constexpr):
+    """Stores one head's results, a warpgroup's rows of a block. A row without keys is 0, and its lse -inf. `positions`:
+    the rows in the block, as the sums have them and as they are stored, and the columns."""
+    acc, row_max, row_sum = sums
+    m, out_m, out_columns = positions
+    of_rows: gl.constexpr = out_m.type.layout.parent
+    V: gl.constexpr = acc.shape[1]
+    share = 1 / gl.where(row_sum == 0, 1.0, row_sum)
+    share = gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout))
+    rows = (acc * gl.expand_dims(share, 1)).to(out.dtype.element_ty)
+    rows = gl.convert_layout(rows, of_rows)
+    row = (query_row + out_m).to(gl.int64) * (HEADS * V) + head * V
+    out_at = out + gl.expand_dims(row, 1) + gl.expand_dims(out_columns, 0)
+    gl.store(out_at, rows, mask=gl.expand_dims(out_m < num_queries, 1))
+    lse_at = lse + (query_row + m).to(gl.int64) * HEADS + head
+    gl.store(lse_at, row_max + gl.log2(row_sum), mask=m < num_queries)
+
+
+@gluon.jit
 def consume(
     queries,
     FIRST: gl.constexpr,
@@ -273,16 +292,8 @@ def consume(
         acc = warpgroup_mma_wait(0, deps=[acc])
         let_go(values, step - 1)
 
-        head = tile % HEADS
-        # A row without keys is 0, with the weight 0
-        share = gl.convert_layout(
-            1 / gl.where(row_sum == 0, 1.0, row_sum), gl.SliceLayout(1, of_sums)
-        )
-        rows = gl.convert_layout((acc * gl.expand_dims(share, 1)).to(DTYPE), of_rows)
-        out_row = (query_row + out_m).to(gl.int64) * (HEADS * V) + head * V
-        out_at = out + gl.expand_dims(out_row, 1) + gl.expand_dims(out_columns, 0)
-        gl.store(out_at, rows, mask=gl.expand_dims(out_m < num_queries, 1))
-        lse_at = lse + (query_row + m).to(gl.int64) * HEADS + head
-        gl.store(lse_at, row_max + gl.log2(row_sum), mask=m < num_queries)  # -inf without a key
+        sums = acc, row_max, row_sum
+        positions = m, out_m, out_columns
+        _store(sums, positions, out, lse, query_row, num_queries, tile % HEADS, HEADS)
         tile = next_tile
         round_ += 1
