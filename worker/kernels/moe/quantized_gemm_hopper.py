@@ -212,10 +212,9 @@ def _produce(
     """Copies the tiles of all steps, and their scales: one for each row, and one of each weight tile for half of the
     rows. Those of a step are announced when those of LAG more steps are under way."""
     ring, work, sources = operands
-    weights, rows, scales, full, empty = ring
-    x, weight, x_scales, weight_scales, row_stride, group_stride = sources
+    weights, rows, _scales, full, _empty = ring
+    row_stride = sources[4]
     pairs, experts, block_count, num_pairs, group_m = work
-    STAGES: gl.constexpr = rows.shape[0]
     ROWS: gl.constexpr = rows.shape[1]
     OUTPUTS: gl.constexpr = weights.shape[1]
     DEPTH: gl.constexpr = weights.shape[2]
@@ -240,6 +239,7 @@ def _produce(
         first = expert * OUTPUTS_OF_EXPERT + column * TILE
         first_row = block * ROWS
         source_of_line = first_row + line
+        x_at = first_row
         if GATED:
             source_of_line = token_of_line
             x_at = gl.expand_dims(token * INPUTS, 1) + gl.expand_dims(k, 0)
@@ -251,36 +251,47 @@ def _produce(
             token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
             token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
         for i in range(STEPS):
-            stage = step % STAGES
-            arrived = full.index(stage)
-            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(arrived, (2 if GATED else 3) * weight.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                weight, [first, i * DEPTH], arrived, weights.index(2 * stage)
-            )
-            tma.async_copy_global_to_shared(
-                weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
-            )
-            if GATED:
-                async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
-            else:
-                tma.async_copy_global_to_shared(
-                    x, [first_row, i * DEPTH], arrived, rows.index(stage)
-                )
-            of_stage = scales.index(stage)
-            async_copy.async_copy_global_to_shared(
-                of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
-            )
-            async_copy.async_copy_global_to_shared(
-                of_stage.slice(ROWS, ROWS), weight_scales + weight_scale_at + i
-            )
-            async_copy.commit_group()
+            places = first, x_at, x_scale_at, weight_scale_at
+            _copy_step(ring, sources, places, step, i, GATED, OTHER)
             if step >= LAG:
                 _announce(full, step - LAG, LAG)
             step += 1
     for i in gl.static_range(LAG):
         if step >= LAG - i:
             _announce(full, step - LAG + i, LAG - 1 - i)
+
+
+@gluon.jit
+def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.constexpr):
+    """Starts the copies of step i of a tile, once their stage of the ring is released. `places`: the first row of the
+    weight (its second tile begins OTHER rows later), x's first row or, if GATED, the offsets of its elements, and the
+    offsets of both operands' scales."""
+    weights, rows, scales, full, empty = ring
+    x, weight, x_scales, weight_scales, _row_stride, group_stride = sources
+    first, x_at, x_scale_at, weight_scale_at = places
+    STAGES: gl.constexpr = rows.shape[0]
+    ROWS: gl.constexpr = rows.shape[1]
+    DEPTH: gl.constexpr = weights.shape[2]
+    stage = step % STAGES
+    arrived = full.index(stage)
+    mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+    mbarrier.expect(arrived, (2 if GATED else 3) * weight.block_type.nbytes)
+    tma.async_copy_global_to_shared(weight, [first, i * DEPTH], arrived, weights.index(2 * stage))
+    tma.async_copy_global_to_shared(
+        weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
+    )
+    if GATED:
+        async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
+    else:
+        tma.async_copy_global_to_shared(x, [x_at, i * DEPTH], arrived, rows.index(stage))
+    of_stage = scales.index(stage)
+    async_copy.async_copy_global_to_shared(
+        of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
+    )
+    async_copy.async_copy_global_to_shared(
+        of_stage.slice(ROWS, ROWS), weight_scales + weight_scale_at + i
+    )
+    async_copy.commit_group()
 
 
 @gluon.jit
