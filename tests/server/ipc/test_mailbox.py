@@ -10,7 +10,7 @@ from typing import Any
 from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import Unavailable
-from mla_router.worker.server.ipc.mailbox import Mailbox, make_mailbox
+from mla_router.worker.server.ipc.mailbox import Mailbox, make_mailbox, merge
 from support.fake_worker import fake_worker, script
 from support.processes import EVENT_TIMEOUT_S
 
@@ -55,6 +55,14 @@ def test_prompts_of_a_batch_come_together() -> None:
     assert [[(index, one.token_ids) for index, one in piece] for piece in pieces] == [
         [(0, [0])], [(1, [0])], [(0, [1, 2]), (1, [1])],
     ]  # fmt: skip
+
+
+def test_a_merged_delta_has_the_fields_of_both_ends() -> None:
+    first = Delta("a", [1], None, 3, "", "", Logprobs([-1.0]), 0.5, accepted=1)
+    last = Delta("a", [2, 3], None, 0, "error", "broken", accepted=4)
+    assert merge([first, last]) == Delta(
+        "a", [1, 2, 3], None, 3, "error", "broken", Logprobs([-1.0]), 0.5, accepted=4
+    )
 
 
 def test_held_tokens_precede_an_error() -> None:

@@ -105,6 +105,7 @@ def merge(deltas: list[Delta]) -> Delta:
         last.error,
         first.prompt_logprobs,
         first.queue_seconds,
+        last.accepted,
     )
 
 
