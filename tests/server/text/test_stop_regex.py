@@ -50,6 +50,24 @@ def test_invalid_patterns_are_refused(pattern: str) -> None:
     assert caught.value.body.error.param == "stop_regex"
 
 
+@pytest.mark.parametrize(
+    "patterns", [["(a?b?){900}" * 10], [f"{letter}.{{80}}" for letter in "abcd"]]
+)
+def test_patterns_that_take_long_at_each_token_are_refused(patterns: list[str]) -> None:
+    """RE2 simulates the automaton of the first one for more than a second, at each token."""
+    with pytest.raises(InvalidField, match="too complex"):
+        StopPatterns.read(patterns, "stop_regex")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [(r"\p{Lu}\p{Ll}+!", "x Äö!"), (".{100}", "x" * 100), (r"[\w.+-]+@[\w-]+\.\w+ ", "a@b.c ")],
+)
+def test_usual_patterns_are_small_enough(pattern: str, text: str) -> None:
+    matching = matcher(pattern)
+    assert [matching.push(char) for char in text] == [None] * (len(text) - 1) + [pattern]
+
+
 @pytest.mark.parametrize("pattern", ["(a|aa)+$", "(.*)*x(.*)*y", "(a{9}){9}c"])
 def test_patterns_that_others_search_for_ever(pattern: str) -> None:
     """The time of Python's engine doubles with each character."""

@@ -1,7 +1,8 @@
 """Finds stop patterns (SGLang's `stop_regex`) in text that arrives token by token.
 
 The answer ends with the token that completes a match and includes the matched text. The patterns come from clients, so
-RE2 matches them, in linear time and limited memory.
+RE2 matches them, in linear time and limited memory. Each token costs up to WINDOW * MAX_PROGRAM_SIZE steps in the event
+loop: an automaton that exceeds its memory is simulated.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ MAX_PATTERNS = 16
 MAX_PATTERN_LENGTH = 256
 MAX_MEMORY = 1 << 20  # bytes of one compiled pattern
 WINDOW = 1024  # longest match in characters
+# Instructions of all patterns of a request: about 20 ms a token at worst. `.{80}` has 640, `\p{L}` 1,200
+MAX_PROGRAM_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class StopPatterns:
                     field,
                     "not a valid regular expression of RE2, which has no look-around and no back-references",
                 ) from None
+            if sum(pattern.programsize for pattern in patterns) > MAX_PROGRAM_SIZE:
+                raise InvalidField(
+                    field,
+                    f"too complex: more than {MAX_PROGRAM_SIZE} instructions of RE2; use shorter repetitions",
+                )
         return cls(tuple(patterns))
 
 
