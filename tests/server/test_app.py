@@ -172,6 +172,7 @@ FOREIGN = [
     {"Sec-Fetch-Site": "cross-site"},
     {"Host": "evil.example:31000"},
     {"Host": "evil.example", "Origin": "http://evil.example"},
+    {"Host": "\xff.example"},  # not UTF-8
 ]
 
 

@@ -45,8 +45,9 @@ def check_page(config: WorkerConfig, request: web.Request) -> None:
     name = _name(host)
     if _is_loopback(config.host) and name and not _is_own(name, config.host):
         # DNS rebinding: if a foreign name resolves to 127.0.0.1, its pages have the worker's own origin.
+        shown = name[:200].encode(errors="replace").decode()  # JSON has no other bytes than UTF-8
         raise Forbidden(
-            f"The Host {name[:200]} is not allowed; address this worker as localhost or by its IP address",
+            f"The Host {shown} is not allowed; address this worker as localhost or by its IP address",
             code="host_not_allowed",
         )
     origin = request.headers.get("Origin")
