@@ -238,6 +238,17 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
         grammars.close(key)
 
 
+def test_requests_that_end_before_their_first_step_leave_nothing(grammars: Grammars) -> None:
+    """Each leaves a matcher in the process. The process hears of their ends without a step."""
+    grammar = Grammar("regex", "[a-c]{9}")
+    stays = open_request(grammars, grammar)
+    for _ in range(50):
+        grammars.close(open_request(grammars, grammar))
+    assert len(grammars._workers[grammar]._closed) <= 1
+    assert allowed(grammars, stays, [])
+    grammars.close(stays)
+
+
 @pytest.mark.parametrize("begun", ["", "x"], ids=["opened", "refused"])
 @pytest.mark.parametrize("heard", ["by a step", "by nobody"])
 def test_no_result_for_a_closed_request(grammars: Grammars, begun: str, heard: str) -> None:

@@ -205,15 +205,19 @@ class GrammarWorker:
 
     def _fill_next(self) -> None:
         rows, self._unsent = self._unsent[: protocol.FILL_ROWS], self._unsent[protocol.FILL_ROWS :]
-        closed, self._closed = self._closed, []
         self._filled = None
-        self._send(Fill(rows, closed))
+        self._send(Fill(rows, self._take_closed()))
 
     def _open_next(self, key: int) -> None:
         feed = self._feeds[key]
         self._feeds[key] = feed[protocol.OPEN_TOKENS :]
         self._opening.append(key)
-        self._send(Open(key, feed[: protocol.OPEN_TOKENS]))
+        self._send(Open(key, feed[: protocol.OPEN_TOKENS], self._take_closed()))
+
+    def _take_closed(self) -> list[int]:
+        """Returns the keys closed since the last frame. There are at most as many as were open at once."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def _send(self, message: Frame) -> None:
         # The next read finds a lost process.

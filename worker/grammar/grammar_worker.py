@@ -91,6 +91,8 @@ def run(
         else:
             masked = sum(1 + len(row.drafts) for row in message.rows)
             allowance.add(STEP_RATE_S + ROW_RATE_S * masked)
+        for key in message.closed:
+            outputs.pop(key, None)
         begun = time.process_time()
         with cpu_limit(allowance.left):
             if isinstance(message, Open):
@@ -111,8 +113,6 @@ def run(
 def _fill(
     message: Fill, outputs: dict[int, Output], masks: np.ndarray, filler: BatchFiller
 ) -> Filled:
-    for key in message.closed:
-        outputs.pop(key, None)
     strays: list[int] = []
     runs: dict[int, list[int]] = {}
     rows, on_path = [], []

@@ -35,10 +35,12 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(Frame, frozen=True):
-    """Opens request `key`, or continues to open it. `tokens` are the next tokens of its earlier output."""
+    """Opens request `key`, or continues to open it. `tokens` are the next tokens of its earlier output. The keys in
+    `closed` have ended."""
 
     key: int
     tokens: list[int]
+    closed: list[int] = []
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
