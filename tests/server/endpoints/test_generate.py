@@ -152,16 +152,22 @@ def test_tokens_after_a_stop_string_do_not_count(
     worker: FakeWorker, backend: tokenizers.Tokenizer, stop: str
 ) -> None:
     ids = backend.encode("one two three four five", add_special_tokens=False).ids
-    params = {"max_new_tokens": len(ids), "stop": [stop]}
+    body: dict[str, Any] = {
+        "text": "x",
+        "sampling_params": {"max_new_tokens": len(ids), "stop": [stop]},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
     answers = [
-        generate(worker, text="x", sampling_params=params, cache_salt=script(say=ids, burst=burst))
-        for burst in (1, len(ids))
+        generate(worker, **body, cache_salt=script(say=ids, burst=burst)) for burst in (1, len(ids))
     ]
     assert answers[0]["text"] == "one two three four five".split(stop)[0]
     assert answers[1]["text"] == answers[0]["text"]
     assert answers[1]["output_ids"] == answers[0]["output_ids"]
     counts = [answer["meta_info"]["completion_tokens"] for answer in answers]
     assert counts[1] == counts[0] < len(ids)
+    for field in ("output_token_logprobs", "output_top_logprobs"):
+        assert [len(answer["meta_info"][field]) for answer in answers] == counts
 
 
 def test_a_stream_repeats_the_text_so_far(worker: FakeWorker) -> None:
