@@ -75,6 +75,24 @@ def test_a_folder_that_cannot_be_written_fails_the_profile_only(tmp_path: Path) 
     assert profiler.answer(StopProfile(4), 1).problem == "no profile is being recorded"
 
 
+@pytest.mark.parametrize("fails_at", ["start", "stop", "export_chrome_trace"])
+def test_an_error_of_torch_fails_the_profile_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("another profiler uses the device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.profiler.profile, fails_at, fail)
+        profiler = Profiler(tmp_path, "w")
+        started = profiler.answer(StartProfile(1, 1), 0)
+        ended = profiler.answer(StopProfile(2), 0)
+        assert "another profiler" in started.problem + ended.problem
+        profiler.answer(StartProfile(3, 1), 0)
+        profiler.tick(1)
+    assert profiler.answer(StopProfile(4), 1).problem == "no profile is being recorded"
+
+
 def test_the_scheduler_ends_a_profile_after_its_steps(tmp_path: Path) -> None:
     capacity = Capacity(num_pages=16, page_size=4, num_slots=1, context_length=64)
     config = WorkerConfig(profile_dir=str(tmp_path))

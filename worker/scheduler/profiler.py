@@ -17,6 +17,7 @@ from mla_router.worker.messages import Recorded, StartProfile, StopProfile
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 60.0
+_ERRORS = (OSError, RuntimeError)  # of files; of torch
 
 
 class ProfilerError(Exception):
@@ -48,11 +49,11 @@ class Profiler:
                 return Recorded(message.query, file=str(self.stop()))
             self.start(message.num_steps, now_at)
             return Recorded(message.query)
-        except (ProfilerError, OSError) as error:
+        except (ProfilerError, *_ERRORS) as error:
             return Recorded(message.query, problem=str(error))
 
     def start(self, num_steps: int, now_at: int) -> None:
-        """Starts to record the next `num_steps` steps. Raises ProfilerError."""
+        """Starts to record the next `num_steps` steps. Raises ProfilerError, RuntimeError."""
         if self._folder is None:
             raise ProfilerError("no folder for traces: start the worker with --profile-dir")
         if self._profile is not None:
@@ -63,8 +64,9 @@ class Profiler:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities, acc_events=True)
-        self._profile.start()
+        started = profile(activities=activities, acc_events=True)
+        started.start()
+        self._profile = started
         self._last_step = now_at + num_steps
         self._ends_at = time.monotonic() + MAX_SECONDS
 
@@ -75,11 +77,11 @@ class Profiler:
         if now_at >= self._last_step or time.monotonic() >= self._ends_at:
             try:
                 logger.info("profile written: %s", self.stop())
-            except (ProfilerError, OSError) as error:
+            except (ProfilerError, *_ERRORS) as error:
                 logger.error("the profile is lost: %s", error)
 
     def stop(self) -> Path:
-        """Stops the profile, writes the trace and returns its file. Raises ProfilerError, OSError."""
+        """Stops the profile, writes the trace and returns its file. Raises ProfilerError, OSError, RuntimeError."""
         if self._profile is None or self._folder is None:
             raise ProfilerError("no profile is being recorded")
         profile, self._profile = self._profile, None
