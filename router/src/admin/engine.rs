@@ -182,10 +182,11 @@ pub(super) async fn load(State(router): Shared) -> Json<Value> {
     let mut ranks = Vec::new();
     for answer in answers.iter().filter(|answer| answer.is_success()) {
         let Some(Value::Array(loads)) = answer.json() else { continue };
-        for mut load in loads {
-            load["dp_rank"] = ranks.len().into();
-            load["worker"] = json!(answer.backend.url);
-            ranks.push(load);
+        for load in loads {
+            let Value::Object(mut load) = load else { continue };
+            load.insert("dp_rank".to_owned(), ranks.len().into());
+            load.insert("worker".to_owned(), json!(answer.backend.url));
+            ranks.push(Value::Object(load));
         }
     }
     Json(ranks.into())

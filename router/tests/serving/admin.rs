@@ -350,3 +350,14 @@ async fn sglang_server_routes_are_answered_for_all_workers() {
         assert!(info["router"]["policy"].is_string(), "{path}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_with_loads_of_another_shape_does_not_hide_the_others() {
+    let good = FakeWorker::start(|_| Reply::ok(r#"[{"num_reqs":3}]"#)).await;
+    for body in ["[1]", "[[]]", "{}", "3", "null", "[null]", "<html>"] {
+        let strange = FakeWorker::start(move |_| Reply::ok(body)).await;
+        let router = router(config(), &[&strange, &good]).await;
+        let loads = Client::connect(router.local_addr()).await.get("/get_load").await.json();
+        assert_eq!(loads, json!([{ "dp_rank": 0, "num_reqs": 3, "worker": good.url() }]), "{body}");
+    }
+}
