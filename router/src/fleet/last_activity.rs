@@ -45,9 +45,11 @@ impl LastActivity {
 
     /// Records the start of a request. An idle process is not silent: its silence starts with its first request.
     pub(super) fn request_started(&self, now: Instant) {
-        if self.requests.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.busy_since.store(self.millis(now), Ordering::Relaxed);
+        // The time comes first: with a request, but without its time, an idle process would look silent.
+        if self.requests.load(Ordering::Relaxed) == 0 {
+            self.busy_since.fetch_max(self.millis(now), Ordering::Relaxed);
         }
+        self.requests.fetch_add(1, Ordering::Release);
     }
 
     pub(super) fn request_ended(&self) {
@@ -56,7 +58,7 @@ impl LastActivity {
 
     /// Number of requests in flight.
     pub(super) fn requests(&self) -> u32 {
-        self.requests.load(Ordering::Relaxed)
+        self.requests.load(Ordering::Acquire)
     }
 
     pub(super) fn silent_for(&self, now: Instant) -> Duration {
@@ -103,5 +105,32 @@ mod tests {
         assert_eq!(activity.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(activity.record_byte(at(15)), 0, "it was idle until then");
         assert!(activity.received_since(at(5)) && !activity.received_since(at(20)));
+    }
+
+    #[test]
+    fn a_process_with_a_new_request_never_looks_silent_for_the_time_it_was_idle() {
+        let born = Instant::now();
+        let at = |round| born + Duration::from_secs(round);
+        let (activity, round) = (LastActivity::new(born), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for next in 1..500_000 {
+                    round.store(next, Ordering::SeqCst);
+                    activity.request_started(at(next));
+                    activity.request_ended();
+                }
+                round.store(u64::MAX, Ordering::SeqCst);
+            });
+            loop {
+                // A request that is seen now has begun in this round or later.
+                let now = round.load(Ordering::SeqCst);
+                if now == u64::MAX {
+                    break;
+                }
+                if activity.requests() > 0 {
+                    assert_eq!(activity.silent_for(at(now)), Duration::ZERO);
+                }
+            }
+        });
     }
 }
