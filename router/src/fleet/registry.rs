@@ -36,6 +36,8 @@ pub struct Registry {
     changed: Notify,
     /// Whether the workers serve different models, so the model of a request matters.
     mixed: AtomicBool,
+    /// Held while `mixed` is determined: an older result must not replace a newer one.
+    announcing: Mutex<()>,
 }
 
 impl Registry {
@@ -116,6 +118,7 @@ impl Registry {
 
     /// Notifies the waiting requests that the set or the phase of a worker has changed.
     pub fn announce(&self) {
+        let announcing = self.announcing.lock();
         let replicas = self.replicas();
         let mut backends = backends(&replicas);
         let mixed = backends.next().is_some_and(|first| {
@@ -123,6 +126,7 @@ impl Registry {
             backends.any(|other| other.info.load().models != first.models)
         });
         self.mixed.store(mixed, Ordering::Relaxed);
+        drop(announcing);
         self.changed.notify_waiters();
     }
 
@@ -177,4 +181,46 @@ pub fn any_expected(replicas: &[Arc<Replica>], model: Option<ModelName>) -> bool
 /// decides on the unknown model itself.
 pub fn known(replicas: &[Arc<Replica>], model: Option<ModelName>) -> Option<ModelName> {
     model.filter(|model| backends(replicas).any(|backend| backend.info.load().serves(*model)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{engine::WorkerInfo, router::Router};
+
+    fn serving(model: &str) -> Arc<WorkerInfo> {
+        let list = format!(r#"{{"data":[{{"id":"{model}"}}]}}"#);
+        Arc::new(WorkerInfo::default().with_models(list.as_bytes()))
+    }
+
+    #[tokio::test]
+    async fn an_announcement_that_began_earlier_does_not_hide_a_new_model() {
+        let urls = (0..100).map(|number| format!("http://w{number}:1").parse().expect("a URL"));
+        let config = Config { worker_urls: urls.collect(), ..Config::default() };
+        let router = Router::new(config).expect("a config to start with");
+        let registry = &router.registry;
+        let backends: Vec<_> = backends(&registry.replicas()).cloned().collect();
+        let (one, other, done) = (serving("one"), serving("other"), AtomicBool::new(false));
+        for backend in &backends {
+            backend.info.store(Arc::clone(&one));
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    registry.announce();
+                }
+            });
+            let mut hidden = 0;
+            for _ in 0..2000 {
+                backends[1].info.store(Arc::clone(&other));
+                registry.announce();
+                hidden += (0..1000).filter(|_| !registry.is_mixed()).count();
+                backends[1].info.store(Arc::clone(&one));
+                registry.announce();
+            }
+            done.store(true, Ordering::SeqCst);
+            assert_eq!(hidden, 0);
+        });
+        router.retire();
+    }
 }
