@@ -23,9 +23,10 @@ pub struct Reader {
 impl Reader {
     /// Starts with the head of the response.
     pub fn new(job: &Job, headers: &HeaderMap, guard: &mut LoadGuard) -> Self {
-        let number = |name: HeaderName| find(headers, &name)?.to_str().ok()?.parse::<u64>().ok();
+        // As in bodies, a count beyond 32 bits is no count: sums of such counts would overflow.
+        let number = |name: HeaderName| find(headers, &name)?.to_str().ok()?.parse::<u32>().ok();
         if let Some(requests) = number(REQUESTS) {
-            guard.replica().record_reported_requests(u32::try_from(requests).unwrap_or(u32::MAX));
+            guard.replica().record_reported_requests(requests);
         }
         let find: Find = match job.endpoint {
             _ if job.key.is_none() => return Self::default(),
@@ -33,8 +34,10 @@ impl Reader {
             _ => usage::of_openai,
         };
         let mut reader = Self { find: Some(find) };
-        let reported =
-            Usage { prompt_tokens: number(PROMPT_TOKENS), cached_tokens: number(CACHED_TOKENS) };
+        let reported = Usage {
+            prompt_tokens: number(PROMPT_TOKENS).map(u64::from),
+            cached_tokens: number(CACHED_TOKENS).map(u64::from),
+        };
         if reported.cached_tokens.is_some() {
             reader.report(job, guard, reported);
         }

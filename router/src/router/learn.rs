@@ -11,6 +11,10 @@ use crate::{
     key::{Measure, RouteKey},
 };
 
+/// Maximum ratio between the tokens of a prompt and the router's estimate. A report beyond it is wrong, and would make
+/// its worker look fast.
+const MAX_TOKEN_RATIO: u64 = 8;
+
 impl Router {
     /// Applies a report of a worker on a prompt. A response may have several reports; the first one with cached tokens
     /// counts.
@@ -21,12 +25,14 @@ impl Router {
             replica.learned.learn(&self.tree, replica.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
             replica.counters.cache(guard.reason, prompt, predicted, cached);
-            guard.computed(prompt - cached);
             // A worker may know a prompt whose text the router does not see, so such prompts are ignored here.
-            let at_owner = guard.at_owner.filter(|_| key.measure != Measure::Unknown);
-            if let Some(at_owner) = at_owner {
-                let (unknown, found) = (prompt - predicted, cached.saturating_sub(predicted));
-                self.owner_share.observe(at_owner, unknown, found, Instant::now());
+            if key.measure != Measure::Unknown {
+                let possible = key.prompt_tokens.saturating_mul(MAX_TOKEN_RATIO);
+                guard.computed((prompt - cached).min(possible));
+                if let Some(at_owner) = guard.at_owner {
+                    let (unknown, found) = (prompt - predicted, cached.saturating_sub(predicted));
+                    self.owner_share.observe(at_owner, unknown, found, Instant::now());
+                }
             }
         }
         let name = replica.name();
@@ -65,6 +71,10 @@ impl Router {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
     use super::*;
     use crate::{config::Config, policy::Reason};
 
@@ -82,5 +92,31 @@ mod tests {
             assert_eq!(router.owner_share.share(Instant::now()) > 0.0, tells, "{measure:?}");
             router.retire();
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_of_more_tokens_than_the_prompt_can_have_does_not_make_a_worker_look_fast() {
+        let worker_urls = vec!["http://127.0.0.1:1".parse().expect("a URL")];
+        let router = Router::new(Config { worker_urls, ..Config::default() });
+        let router = router.expect("a config to start with");
+        let replica = Arc::clone(&router.registry.replicas()[0]);
+        let token_seconds = || replica.candidate(0, Instant::now()).token_seconds;
+        let mut usual = None;
+        for request in 0..100 {
+            let tokens = 1000 + 100 * (request % 4);
+            let key = RouteKey { prompt_tokens: tokens, ..RouteKey::default() };
+            let mut guard = replica.reserve(tokens, Reason::Cold);
+            advance(Duration::from_micros(200 * tokens)).await;
+            guard.prefill_done(true);
+            let reported = if request == 80 { u64::from(u32::MAX) } else { tokens };
+            let usage = Usage { prompt_tokens: Some(reported), cached_tokens: Some(0) };
+            usual = usual.or(token_seconds());
+            router.learn(&key, &mut guard, usage);
+            if let (Some(usual), Some(now)) = (usual, token_seconds()) {
+                assert!((0.5..2.0).contains(&(now / usual)), "request {request}: {now}");
+            }
+        }
+        assert!(usual.is_some());
+        router.retire();
     }
 }

@@ -19,6 +19,9 @@ const USAGE: &str =
     r#"{"choices":[],"usage":{"prompt_tokens":31,"prompt_tokens_details":{"cached_tokens":16}}}"#;
 const META: &str = r#"{"text":"a","meta_info":{"prompt_tokens":31,"cached_tokens":16,"id":"x"}}"#;
 
+/// The largest count of 64 bits.
+const IMPOSSIBLE: &str = "18446744073709551615";
+
 fn stream(event: &'static str) -> Reply {
     let events = format!(
         "data: {{\"choices\":[],\"text\":\"\",\"usage\":null}}\n\ndata: {event}\n\ndata: [DONE]\n\n"
@@ -36,10 +39,10 @@ fn named() -> Reply {
     Reply::Stream(HeaderMap::new(), vec![events.into()], Then::End)
 }
 
-fn with_headers() -> Reply {
+fn with_headers(prompt_tokens: &'static str, cached_tokens: &'static str) -> Reply {
     let mut headers = HeaderMap::new();
-    headers.insert("x-mla-prompt-tokens", HeaderValue::from_static("31"));
-    headers.insert("x-mla-cached-tokens", HeaderValue::from_static("16"));
+    headers.insert("x-mla-prompt-tokens", HeaderValue::from_static(prompt_tokens));
+    headers.insert("x-mla-cached-tokens", HeaderValue::from_static(cached_tokens));
     // Later counts are not used a second time.
     let events = format!("data: {USAGE}\n\ndata: [DONE]\n\n");
     Reply::Stream(headers, vec![events.into()], Then::End)
@@ -48,8 +51,10 @@ fn with_headers() -> Reply {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_is_found_in_every_kind_of_answer() {
     type Script = fn() -> Reply;
-    let cases: [(&str, &str, Script); 6] = [
-        ("/v1/chat/completions", CHAT, with_headers),
+    let cases: [(&str, &str, Script); 7] = [
+        ("/v1/chat/completions", CHAT, || with_headers("31", "16")),
+        // Impossible counts are no counts.
+        ("/v1/chat/completions", CHAT, || with_headers(IMPOSSIBLE, IMPOSSIBLE)),
         ("/v1/chat/completions", CHAT, || stream(USAGE)),
         ("/v1/chat/completions", WHOLE, || Reply::ok(USAGE)),
         ("/v1/responses", r#"{"input":"hello","stream":true}"#, named),
