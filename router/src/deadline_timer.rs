@@ -5,7 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker},
 };
 
 use parking_lot::Mutex;
@@ -14,24 +14,37 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// One timer for all deadlines of a task. Setting a later deadline is free: the timer fires early once and is
 /// set again.
 #[derive(Debug)]
-pub struct DeadlineTimer(Pin<Box<Sleep>>);
+pub struct DeadlineTimer {
+    sleep: Pin<Box<Sleep>>,
+    /// The task that the set timer wakes.
+    wakes: Option<Waker>,
+}
 
 impl DeadlineTimer {
     pub fn new(at: Instant) -> Self {
-        Self(Box::pin(sleep_until(at)))
+        Self { sleep: Box::pin(sleep_until(at)), wakes: None }
     }
 
     /// Ready when `at` has passed.
     pub fn poll(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        let is_set = self.wakes.as_ref().is_some_and(|task| task.will_wake(cx.waker()));
+        // The usual case, without the atomic operations of another registration.
+        if is_set && at >= self.sleep.deadline() && !self.sleep.is_elapsed() {
+            return Poll::Pending;
+        }
         loop {
-            if at < self.0.deadline() {
-                self.0.as_mut().reset(at);
+            if at < self.sleep.deadline() {
+                self.sleep.as_mut().reset(at);
             }
-            ready!(self.0.as_mut().poll(cx));
-            if at <= self.0.deadline() {
+            if self.sleep.as_mut().poll(cx).is_pending() {
+                self.wakes = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            self.wakes = None;
+            if at <= self.sleep.deadline() {
                 return Poll::Ready(());
             }
-            self.0.as_mut().reset(at);
+            self.sleep.as_mut().reset(at);
         }
     }
 

@@ -67,14 +67,14 @@ impl WorkerFrames {
                 return Poll::Ready(Some(Err(error)));
             }
             None => {
-                self.complete();
+                self.complete(Instant::now());
                 return Poll::Ready(None);
             }
         };
-        if connection.has_ended() {
-            self.complete();
-        }
         let now = Instant::now();
+        if connection.has_ended() {
+            self.complete(now);
+        }
         self.backend().received(now);
         Poll::Ready(Some(Ok((data, now))))
     }
@@ -100,9 +100,9 @@ impl WorkerFrames {
 
     /// Returns the connection to the pool. Called at the last frame and not on drop: the connection of an
     /// incomplete response must not be reused, and a body of known length is not polled for its end.
-    fn complete(&mut self) {
+    fn complete(&mut self, now: Instant) {
         if let Some(connection) = self.rest.take() {
-            self.guard.backend().pool.checkin(connection);
+            self.guard.backend().pool.checkin(connection, now.into_std());
         }
     }
 }

@@ -63,7 +63,8 @@ impl OwnerShare {
     /// The share at `now`, from 0 to 1.
     pub fn share(&self, now: Instant) -> f64 {
         let sums = self.0.lock();
-        if sums.count * sums.fading(now) < MIN_WEIGHT {
+        // The first comparison is the usual case, and computes no power.
+        if sums.count < MIN_WEIGHT || sums.count * sums.fading(now) < MIN_WEIGHT {
             return 0.0;
         }
         let share = |cached: f64, prompt: f64| if prompt > 0.0 { cached / prompt } else { 0.0 };

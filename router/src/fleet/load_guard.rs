@@ -100,6 +100,9 @@ impl LoadGuard {
 
     /// Adds `more` completions. Each request has one already.
     pub fn add_answers(&mut self, more: u32) {
+        if more == 0 {
+            return;
+        }
         self.replica.load.add_requests(more);
         self.requests += more;
     }
@@ -124,8 +127,8 @@ impl LoadGuard {
     /// Returns a future that resolves when the prefixes are computed, at the latest after the expected prefill time.
     /// `None` if there is nothing to wait for.
     pub fn prefix_computed(&mut self) -> Option<impl Future<Output = ()> + use<>> {
-        let limit = self.expected_prefill();
-        self.waiter.take().map(|waiter| waiter.within(limit))
+        let waiter = self.waiter.take()?;
+        Some(waiter.within(self.expected_prefill()))
     }
 
     /// Records the first byte: the prompt is computed, and its tokens are released. Only a streamed answer tells
@@ -182,12 +185,10 @@ impl LoadGuard {
     }
 
     fn release_tokens(&mut self) {
-        let tokens = std::mem::take(&mut self.pending_tokens);
-        self.replica.load.remove_tokens(tokens);
+        let Some(epoch) = self.epoch.take() else { return };
+        self.replica.load.remove_tokens(std::mem::take(&mut self.pending_tokens));
         self.ticket = None;
-        if let Some(epoch) = self.epoch.take() {
-            self.replica.learned.end(&epoch);
-        }
+        self.replica.learned.end(&epoch);
     }
 }
 

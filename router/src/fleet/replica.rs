@@ -34,6 +34,8 @@ pub struct Replica {
     pub backend: Arc<Backend>,
     /// Its data-parallel rank; `None` if the process chooses the rank itself, or has only one.
     pub rank: Option<u32>,
+    /// The value of [`RANK_HEADER`] for a request to this replica.
+    pub rank_header: Option<HeaderValue>,
     /// `URL` or `URL@RANK`.
     name: String,
     pub counters: ReplicaCounters,
@@ -57,6 +59,7 @@ impl Replica {
             hash_seed: xxh3_64(name.as_bytes()),
             backend,
             rank,
+            rank_header: rank.map(HeaderValue::from),
             name,
             counters: ReplicaCounters::default(),
             learned: LearnedCache::new(config.default_cache_blocks()),
@@ -70,11 +73,6 @@ impl Replica {
     /// The name of the worker in metrics and logs.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// The value of [`RANK_HEADER`] for a request to this replica.
-    pub fn rank_header(&self) -> Option<HeaderValue> {
-        self.rank.map(HeaderValue::from)
     }
 
     /// The figures that the engine reports. They are those of the whole process, so only its first rank has them.

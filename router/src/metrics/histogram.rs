@@ -16,15 +16,15 @@ pub struct Histogram(PerCore<Observations>);
 /// The observations of one thread.
 #[derive(Debug)]
 struct Observations {
-    buckets: [Counter; BOUNDS],
+    /// The last one is for times over all bounds.
+    buckets: [Counter; BOUNDS + 1],
     sum_ns: Counter,
-    count: Counter,
 }
 
 impl Default for Observations {
     fn default() -> Self {
         let buckets = std::array::from_fn(|_| Counter::default());
-        Self { buckets, sum_ns: Counter::default(), count: Counter::default() }
+        Self { buckets, sum_ns: Counter::default() }
     }
 }
 
@@ -32,11 +32,8 @@ impl Histogram {
     pub fn observe(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let own = self.0.own();
-        if let Some(bucket) = own.buckets.get(BOUNDS_NS.partition_point(|bound| *bound < ns)) {
-            bucket.increment();
-        }
+        own.buckets[BOUNDS_NS.partition_point(|bound| *bound < ns)].increment();
         own.sum_ns.add(ns);
-        own.count.increment();
     }
 
     /// The sum of a counter over the threads.
@@ -45,7 +42,7 @@ impl Histogram {
     }
 
     pub fn count(&self) -> u64 {
-        self.total(|of_thread| &of_thread.count)
+        (0..=BOUNDS).map(|at| self.total(|of_thread| &of_thread.buckets[at])).sum()
     }
 
     pub fn sum(&self) -> Duration {

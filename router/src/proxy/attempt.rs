@@ -208,6 +208,7 @@ impl<'a> Round<'a> {
             body: asking.as_ref().unwrap_or(&self.body),
             expect,
             metrics: &router.metrics,
+            begun,
             prefilled: &prefilled,
         };
         let prefix = pending.guard().prefix_computed().map(Box::pin);
@@ -284,7 +285,7 @@ impl Pending<'_> {
     }
 
     fn start(mut self, peek: PeekedResponse, asked_usage: bool) -> Reply {
-        let PeekedResponse { head, first, rest } = peek;
+        let PeekedResponse { head, first, received, rest } = peek;
         if head.status.is_client_error() {
             self.retract_insertion();
         }
@@ -292,7 +293,6 @@ impl Pending<'_> {
         let streams = self.key.is_some_and(|key| key.stream);
         guard.prefill_done(streams && head.status.is_success());
         guard.record(Outcome::Begun);
-        let received = Instant::now();
         guard.backend().received(received);
         Reply { head, first, received, rest, guard, asked_usage }
     }

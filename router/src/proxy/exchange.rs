@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::header;
+use tokio::time::Instant;
 
 use super::{
     attempt_error::AttemptError,
@@ -30,6 +31,8 @@ pub(super) struct Exchange<'a> {
     pub(super) body: &'a Bytes,
     pub(super) expect: Expect,
     pub(super) metrics: &'a Metrics,
+    /// When the worker was chosen.
+    pub(super) begun: Instant,
     /// Set when a response head has the number of prompt tokens: the prompt is computed then.
     pub(super) prefilled: &'a AtomicBool,
 }
@@ -38,7 +41,7 @@ impl Exchange<'_> {
     /// Sends the request to `replica`, over an idle connection if there is one.
     pub(super) async fn with(&self, replica: &Replica) -> Result<PeekedResponse, AttemptError> {
         let mut broken = None;
-        if let Some(connection) = replica.backend.pool.checkout() {
+        if let Some(connection) = replica.backend.pool.checkout(self.begun.into_std()) {
             self.metrics.connection(true);
             let opened_at = connection.opened_at();
             match self.over(connection, replica).await {
@@ -71,7 +74,7 @@ impl Exchange<'_> {
                 Err(UpstreamError::TooLarge(_)) => Bytes::new(),
                 read => read?,
             };
-            replica.backend.pool.checkin(connection);
+            replica.backend.pool.checkin(connection, Instant::now().into_std());
             let refusal = Box::new(Refusal { status: head.status, headers: head.headers, body });
             return Err(if busy {
                 AttemptError::Busy(refusal)
@@ -90,11 +93,12 @@ impl Exchange<'_> {
         expect.check_start(&head.headers, &begun.bytes).map_err(AttemptError::Garbage)?;
         let begun = begun.read_start(expect, &mut connection).await?;
         let PeekedBody { bytes: first, ended } = begun;
+        let received = Instant::now();
         if !ended {
-            return Ok(PeekedResponse { head, first, rest: Some(connection) });
+            return Ok(PeekedResponse { head, first, received, rest: Some(connection) });
         }
-        replica.backend.pool.checkin(connection);
+        replica.backend.pool.checkin(connection, received.into_std());
         expect.check_whole(&first).map_err(AttemptError::Garbage)?;
-        Ok(PeekedResponse { head, first, rest: None })
+        Ok(PeekedResponse { head, first, received, rest: None })
     }
 }

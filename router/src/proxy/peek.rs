@@ -3,6 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
+use tokio::time::Instant;
 
 use super::attempt_error::AttemptError;
 use crate::{
@@ -18,6 +19,8 @@ const MAX_PEEKED: usize = 8 << 20;
 pub(super) struct PeekedResponse {
     pub(super) head: Parts,
     pub(super) first: Bytes,
+    /// When this start had arrived.
+    pub(super) received: Instant,
     /// The connection with the rest of the body; `None` if `first` is the whole body.
     pub(super) rest: Option<Connection>,
 }

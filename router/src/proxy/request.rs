@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, request::Parts,
-    uri::PathAndQuery,
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request::Parts, uri::PathAndQuery,
 };
+use smallvec::SmallVec;
 
 use crate::{
     admission::MemoryReservation,
@@ -13,6 +13,7 @@ use crate::{
     fleet::{RANK_HEADER, Replica},
     key::session_of,
     telemetry,
+    upstream::OutgoingRequest,
     wire::headers::{self, X_API_KEY},
 };
 
@@ -98,21 +99,18 @@ impl WorkerRequest {
         self.headers.contains_key(continuation::HEADER)
     }
 
-    /// Builds the request for `replica`. `body` is the client's body, or one made from it.
-    pub fn to(&self, replica: &Replica, body: Bytes) -> Request<Bytes> {
-        let mut request = Request::new(body);
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = self.headers.clone();
-        request.headers_mut().insert(header::HOST, replica.backend.pool.host_header());
-        if let Some(rank) = replica.rank_header() {
-            request.headers_mut().insert(RANK_HEADER, rank);
+    /// The request for `replica`. `body` is the client's body, or one made from it.
+    pub fn to<'a>(&'a self, replica: &'a Replica, body: Bytes) -> OutgoingRequest<'a> {
+        let pool = &replica.backend.pool;
+        let mut replaced = SmallVec::new();
+        replaced.push((header::HOST, Some(pool.host_header())));
+        if let Some(rank) = &replica.rank_header {
+            replaced.push((RANK_HEADER, Some(rank)));
         }
-        if let Some(key) = replica.backend.pool.authorization() {
-            let headers = request.headers_mut();
-            headers.insert(header::AUTHORIZATION, key);
-            headers.remove(X_API_KEY);
+        if let Some(key) = pool.authorization() {
+            replaced.extend([(header::AUTHORIZATION, Some(key)), (X_API_KEY, None)]);
         }
-        request
+        let Self { method, uri, headers: fields, .. } = self;
+        OutgoingRequest { method, uri, fields, replaced, body }
     }
 }

@@ -320,8 +320,11 @@ impl Serving {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
-        let may_follow = stream.0.lock().end_request()
-            && !stream.0.lock().orders.closes
+        let may_follow = {
+            let mut stream = stream.0.lock();
+            stream.end_request() && !stream.orders.closes
+        };
+        let may_follow = may_follow
             && self.permit.get().is_some()
             && !(self.router.gate.is_draining() || self.closes);
         let headers = response.headers_mut();

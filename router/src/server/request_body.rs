@@ -27,13 +27,17 @@ impl RequestBody<'_> {
         limit: usize,
         memory: &Arc<BodyMemory>,
     ) -> Result<(Bytes, Option<MemoryReservation>), Error> {
-        let announced = usize::try_from(self.0.lock().announced()).unwrap_or(usize::MAX);
-        if announced > limit {
-            return Err(Error::PayloadTooLarge { limit });
-        }
-        if let Some(whole) = self.0.lock().take_body() {
-            return Ok((whole, None));
-        }
+        let announced = {
+            let mut stream = self.0.lock();
+            let announced = usize::try_from(stream.announced()).unwrap_or(usize::MAX);
+            if announced > limit {
+                return Err(Error::PayloadTooLarge { limit });
+            }
+            if let Some(whole) = stream.take_body() {
+                return Ok((whole, None));
+            }
+            announced
+        };
         let mut held = MemoryReservation::new(memory);
         let mut whole = BytesMut::with_capacity(announced.min(MAX_RESERVED));
         held.grow(whole.capacity())?;

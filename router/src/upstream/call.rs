@@ -1,6 +1,8 @@
 //! Small requests of the router itself to a worker: health, information, admin requests. Their responses are read
 //! completely.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
 
@@ -47,10 +49,10 @@ impl<'a> Call<'a> {
 
     /// Sends the request over a connection of the pool.
     pub async fn to(&self, pool: &Pool) -> Result<(StatusCode, Bytes), UpstreamError> {
-        let mut connection = pool.checkout();
+        let mut connection = pool.checkout(Instant::now());
         let answer = self.over(&mut connection, pool).await;
         if let Some(connection) = connection {
-            pool.checkin(connection);
+            pool.checkin(connection, Instant::now());
         }
         answer
     }
@@ -64,9 +66,9 @@ impl<'a> Call<'a> {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.path.parse().expect("contract: a path that was checked before");
         let headers = request.headers_mut();
-        headers.insert(header::HOST, pool.host_header());
+        headers.insert(header::HOST, pool.host_header().clone());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
-        let authorization = self.authorization.clone().or_else(|| pool.authorization());
+        let authorization = self.authorization.clone().or_else(|| pool.authorization().cloned());
         if let Some(authorization) = authorization {
             headers.insert(header::AUTHORIZATION, authorization);
         }
@@ -74,7 +76,7 @@ impl<'a> Call<'a> {
             let json = HeaderValue::from_static("application/json");
             headers.insert(header::CONTENT_TYPE, json);
         }
-        let response = connection.send(request).await?;
+        let response = connection.send((&request).into()).await?;
         Ok((response.status, connection.read(RESPONSE_LIMIT).await?))
     }
 }

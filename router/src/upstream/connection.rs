@@ -9,10 +9,10 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, response::Parts};
+use http::response::Parts;
 use http_body::SizeHint;
 
-use super::{UpstreamError, http1::Http1, http2::Http2};
+use super::{OutgoingRequest, UpstreamError, http1::Http1, http2::Http2};
 
 #[derive(Debug)]
 pub struct Connection {
@@ -61,8 +61,8 @@ impl Connection {
     /// dropped as well.
     pub fn send(
         &mut self,
-        request: Request<Bytes>,
-    ) -> impl Future<Output = Result<Parts, UpstreamError>> {
+        request: OutgoingRequest<'_>,
+    ) -> impl Future<Output = Result<Parts, UpstreamError>> + use<'_> {
         enum Sending<A, B> {
             Http1(A),
             Http2(B),
@@ -70,7 +70,7 @@ impl Connection {
         // Outside of the future, which would keep room for the request.
         let sending = match &mut self.protocol {
             Protocol::Http1(connection) => Sending::Http1(connection.send(request)),
-            Protocol::Http2(shared) => Sending::Http2(Box::pin(shared.send(request))),
+            Protocol::Http2(shared) => Sending::Http2(Box::pin(shared.send(request.to_request()))),
         };
         async {
             match sending {
@@ -117,8 +117,15 @@ impl Connection {
         self.opened_at
     }
 
-    /// Whether the connection serves one request at a time and can take another one: it is open, and the last
-    /// response was read.
+    /// Whether the connection serves one request at a time, and the last response was read.
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.protocol {
+            Protocol::Http1(connection) => connection.is_idle(),
+            Protocol::Http2(_) => false,
+        }
+    }
+
+    /// Whether the connection is idle and can take another request: it is still open.
     pub(super) fn is_reusable(&mut self) -> bool {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.is_reusable(),

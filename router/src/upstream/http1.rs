@@ -8,15 +8,18 @@ use std::{
     future::poll_fn,
     io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, buf::Chain};
-use http::{Method, Request, header, response::Parts};
+use http::{Method, header, response::Parts};
 use http_body::SizeHint;
 use tokio::io::AsyncWrite;
 
-use super::response::{self, Framing, Head};
+use super::{
+    OutgoingRequest,
+    response::{self, Framing, Head},
+};
 use crate::wire::{http1::poll_fill, transport::Transport};
 
 /// Maximum size of a response head.
@@ -47,12 +50,12 @@ impl Http1 {
     /// Sends a request and waits for the head of its response.
     pub(super) fn send(
         &mut self,
-        request: Request<Bytes>,
-    ) -> impl Future<Output = io::Result<Parts>> {
+        request: OutgoingRequest<'_>,
+    ) -> impl Future<Output = io::Result<Parts>> + use<'_> {
         // Until the response is read completely.
         self.keeps_alive = false;
-        self.is_head = request.method() == Method::HEAD;
-        self.unsent = Some(to_bytes(&request).chain(request.into_body()));
+        self.is_head = request.method == Method::HEAD;
+        self.unsent = Some(to_bytes(&request).chain(request.body));
         poll_fn(|cx| {
             let sent = self.poll_send(cx);
             // Also after a failure: the worker may have refused the request before it closed the connection.
@@ -143,22 +146,23 @@ impl Http1 {
         }
     }
 
-    /// Whether the connection can take another request: the last response has been read, and the worker has neither
-    /// closed the connection nor sent anything else.
+    /// Whether the last response has been read, nothing was behind it, and the worker keeps the connection open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.keeps_alive && self.unsent.is_none() && self.has_ended() && self.unread.is_empty()
+    }
+
+    /// Whether the connection can take another request: it is idle, and the worker has neither closed it nor sent
+    /// anything since.
     pub(super) fn is_reusable(&mut self) -> bool {
-        let is_idle = self.keeps_alive && self.unsent.is_none() && self.has_ended();
-        // No task is woken by this read.
-        let mut nobody = Context::from_waker(Waker::noop());
-        is_idle && self.unread.is_empty() && self.poll_fill(&mut nobody).is_pending()
+        self.is_idle() && self.transport.is_quiet()
     }
 }
 
 /// The request line and the header fields. The length of the body is added.
-fn to_bytes(request: &Request<Bytes>) -> Bytes {
-    let fields = request.headers();
-    let mut head = Vec::with_capacity(64 * (fields.len() + 2));
-    let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
-    for part in [request.method().as_str(), " ", target, " HTTP/1.1\r\n"] {
+fn to_bytes(request: &OutgoingRequest<'_>) -> Bytes {
+    let mut head = Vec::with_capacity(64 * (request.fields.len() + request.replaced.len() + 2));
+    let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
+    for part in [request.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
         head.extend_from_slice(part.as_bytes());
     }
     let mut add = |name: &str, value: &[u8]| {
@@ -166,12 +170,12 @@ fn to_bytes(request: &Request<Bytes>) -> Bytes {
             head.extend_from_slice(part);
         }
     };
-    for (name, value) in fields {
+    for (name, value) in request.sent_fields() {
         add(name.as_str(), value.as_bytes());
     }
-    let length = request.body().len();
+    let length = request.body.len();
     // A method that defines no body needs no length for an empty one.
-    if length > 0 || !matches!(*request.method(), Method::GET | Method::HEAD) {
+    if length > 0 || !matches!(*request.method, Method::GET | Method::HEAD) {
         add(header::CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
     }
     head.extend_from_slice(b"\r\n");
@@ -186,7 +190,7 @@ fn malformed(defect: &'static str) -> io::Error {
 mod tests {
     use std::time::Duration;
 
-    use http::StatusCode;
+    use http::{Request, StatusCode};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::{TcpListener, TcpStream},
@@ -222,7 +226,7 @@ mod tests {
         let (mut connection, mut worker) = pair().await;
         worker.write_all(response.as_bytes()).await.expect("open");
         drop(worker);
-        let parts = connection.send(request(Method::GET, "")).await?;
+        let parts = connection.send((&request(Method::GET, "")).into()).await?;
         Ok((parts.status, rest(&mut connection).await?))
     }
 
@@ -236,7 +240,7 @@ mod tests {
         ] {
             let (mut connection, mut worker) = pair().await;
             worker.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("open");
-            connection.send(request(method.clone(), body)).await.expect("a response");
+            connection.send((&request(method.clone(), body)).into()).await.expect("a response");
             drop(connection);
             let mut sent = String::new();
             worker.read_to_string(&mut sent).await.expect("text");
@@ -253,7 +257,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
         ] {
             worker.write_all(response.as_bytes()).await.expect("open");
-            connection.send(request(Method::POST, "x")).await.expect("a response");
+            connection.send((&request(Method::POST, "x")).into()).await.expect("a response");
             assert!(!connection.is_reusable());
             assert_eq!(rest(&mut connection).await.expect("a body"), b"body");
             assert!(connection.is_reusable());
@@ -272,7 +276,7 @@ mod tests {
     async fn a_connection_with_bytes_behind_the_response_is_not_reusable() {
         let (mut connection, mut worker) = pair().await;
         worker.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab").await.expect("open");
-        connection.send(request(Method::GET, "")).await.expect("a response");
+        connection.send((&request(Method::GET, "")).into()).await.expect("a response");
         assert_eq!(rest(&mut connection).await.expect("a body"), b"a");
         assert!(!connection.is_reusable());
     }
@@ -304,7 +308,7 @@ mod tests {
         let response = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
         worker.write_all(response).await.expect("open");
         let large = request(Method::POST, vec![b'x'; 64 << 20]);
-        let parts = timeout(Duration::from_secs(20), connection.send(large)).await;
+        let parts = timeout(Duration::from_secs(20), connection.send((&large).into())).await;
         assert_eq!(parts.expect("in time").expect("a response").status, 413);
         assert_eq!(rest(&mut connection).await.expect("a body"), b"no");
         assert!(!connection.is_reusable());

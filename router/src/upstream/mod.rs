@@ -11,6 +11,7 @@ mod dial;
 mod http1;
 mod http2;
 mod pool;
+mod request;
 mod response;
 
 use std::{io, time::Duration};
@@ -20,6 +21,7 @@ use thiserror::Error;
 pub use connection::Connection;
 pub use dial::Dialer;
 pub use pool::Pool;
+pub use request::OutgoingRequest;
 
 /// Why there is no complete response.
 #[derive(Debug, Error)]

@@ -50,13 +50,13 @@ impl Pool {
         Self { address, host_header, authorization, dialer, idle_timeout, idle, shared, opening }
     }
 
-    pub fn authorization(&self) -> Option<HeaderValue> {
-        self.authorization.clone()
+    pub fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
     }
 
     /// The `Host` field of requests to this worker.
-    pub fn host_header(&self) -> HeaderValue {
-        self.host_header.clone()
+    pub fn host_header(&self) -> &HeaderValue {
+        &self.host_header
     }
 
     fn idle(&self) -> &Mutex<Vec<Idle>> {
@@ -64,13 +64,14 @@ impl Pool {
     }
 
     /// Takes an open connection, if there is one.
-    pub fn checkout(&self) -> Option<Connection> {
+    pub fn checkout(&self, now: Instant) -> Option<Connection> {
         if self.dialer.shares() {
             return self.shared.lock().as_ref()?.share();
         }
         loop {
             let Idle { mut connection, since } = self.idle().lock().pop()?;
-            if since.elapsed() < self.idle_timeout && connection.is_reusable() {
+            if now.saturating_duration_since(since) < self.idle_timeout && connection.is_reusable()
+            {
                 return Some(connection);
             }
         }
@@ -114,10 +115,11 @@ impl Pool {
         self.idle.iter().for_each(|idle| idle.lock().clear());
     }
 
-    /// Returns a connection after its response has ended. A connection that cannot be reused is closed.
-    pub fn checkin(&self, mut connection: Connection) {
-        if connection.is_reusable() {
-            self.idle().lock().push(Idle { connection, since: Instant::now() });
+    /// Returns a connection after its response has ended. A connection that cannot be reused is closed. Whether the
+    /// worker has closed it is seen at the next checkout or sweep.
+    pub fn checkin(&self, connection: Connection, now: Instant) {
+        if connection.is_idle() {
+            self.idle().lock().push(Idle { connection, since: now });
         }
     }
 

@@ -1,45 +1,53 @@
 //! What HTTP/1.1 requests and responses share: reading from a connection, header fields, keep-alive.
 
 use std::{
-    io,
-    mem::MaybeUninit,
-    pin::Pin,
-    task::{Context, Poll, ready},
+    cell::Cell,
+    io, mem,
+    pin::pin,
+    task::{Context, Poll},
 };
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::AsyncReadExt;
 
 use super::transport::Transport;
 
-/// Bytes of one read. They are read to the stack and copied, so a connection that waits has no buffer. The head and the
-/// body of most requests fit.
+/// Bytes of one read. The head and the body of most requests fit.
 const READ: usize = 32 << 10;
 
+/// A read of at least so many bytes keeps the buffer. Fewer bytes are copied to one of their size.
+const KEEPS_BUFFER: usize = READ / 4;
+
+thread_local! {
+    /// The buffer for the next read of this thread. A connection that waits has none.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// Reads bytes and appends them to `unread`. Ready with false at the end of the stream.
-#[expect(
-    clippy::large_stack_arrays,
-    reason = "threads have 2 MiB, and this function calls nothing deep"
-)]
 pub(crate) fn poll_fill(
     transport: &mut Transport,
     unread: &mut Bytes,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<bool>> {
-    let mut space = [MaybeUninit::uninit(); READ];
-    let mut space = ReadBuf::uninit(&mut space);
-    ready!(Pin::new(transport).poll_read(cx, &mut space))?;
-    let read = space.filled();
-    if unread.is_empty() {
-        *unread = Bytes::copy_from_slice(read);
-    } else {
-        let mut joined = BytesMut::with_capacity(unread.len() + read.len());
-        joined.extend_from_slice(unread);
-        joined.extend_from_slice(read);
-        *unread = joined.freeze();
+    let mut read = BUFFER.take();
+    read.reserve_exact(READ);
+    // The future has no state, so it can be dropped while it is pending.
+    let polled = pin!(transport.read_buf(&mut read)).poll(cx);
+    match read.len() {
+        0 => {}
+        KEEPS_BUFFER.. if unread.is_empty() => *unread = mem::take(&mut read).into(),
+        _ if unread.is_empty() => *unread = Bytes::copy_from_slice(&read),
+        _ => {
+            let mut joined = BytesMut::with_capacity(unread.len() + read.len());
+            joined.extend_from_slice(unread);
+            joined.extend_from_slice(&read);
+            *unread = joined.freeze();
+        }
     }
-    Poll::Ready(Ok(!read.is_empty()))
+    read.clear();
+    BUFFER.set(read);
+    polled.map_ok(|count| count > 0)
 }
 
 /// The fields as a map with room for `more`. Their values stay in `bytes`, where they were parsed. Fails with the

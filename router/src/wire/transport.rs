@@ -3,7 +3,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -48,6 +48,22 @@ impl Transport {
         match self {
             Self::Tcp(stream) => stream,
             Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Whether the peer has neither sent anything nor closed the connection. No task is woken when it does.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let mut byte = [0];
+        match self {
+            // A system call only if the socket has become readable.
+            Self::Tcp(stream) => {
+                let read = stream.try_read(&mut byte);
+                read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            }
+            Self::Tls(stream) => {
+                let mut nobody = Context::from_waker(Waker::noop());
+                Pin::new(stream).poll_read(&mut nobody, &mut ReadBuf::new(&mut byte)).is_pending()
+            }
         }
     }
 }

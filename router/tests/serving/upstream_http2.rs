@@ -1,8 +1,11 @@
 //! HTTP/2 to workers: all requests share one connection and are independent.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -64,7 +67,10 @@ async fn who_found_none_shares_what_was_opened_meanwhile() {
     let router = router(http2(), &[&worker]).await;
     let backend = Arc::clone(&router.router().registry.replicas()[0].backend);
     let pool = &backend.pool;
-    assert!(pool.checkout().is_none(), "health checks have a connection of their own");
+    assert!(
+        pool.checkout(Instant::now()).is_none(),
+        "health checks have a connection of their own"
+    );
     let first = pool.connect(None).await.expect("the worker listens");
     let late = pool.connect(None).await.expect("it is open");
     assert_eq!(late.opened_at(), first.opened_at());
