@@ -66,8 +66,8 @@ impl Exchange<'_> {
         mut connection: Connection,
         replica: &Replica,
     ) -> Result<PeekedResponse, AttemptError> {
-        let request = self.request.to(replica, self.body.clone());
-        let head = connection.send(request).await?;
+        let request = self.request.to(replica, self.body);
+        let head = connection.send(&request).await?;
         let busy = matches!(head.status.as_u16(), 429 | 503);
         if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
             let body = match connection.read(MAX_REFUSAL).await {

@@ -100,7 +100,7 @@ impl WorkerRequest {
     }
 
     /// The request for `replica`. `body` is the client's body, or one made from it.
-    pub fn to<'a>(&'a self, replica: &'a Replica, body: Bytes) -> OutgoingRequest<'a> {
+    pub fn to<'a>(&'a self, replica: &'a Replica, body: &'a Bytes) -> OutgoingRequest<'a> {
         let pool = &replica.backend.pool;
         let mut replaced = SmallVec::new();
         replaced.push((header::HOST, Some(pool.host_header())));

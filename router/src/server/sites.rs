@@ -157,7 +157,7 @@ fn is_own(host: &str, allowed: &[AllowedHost]) -> bool {
         .is_some_and(|(before, last)| {
             last.eq_ignore_ascii_case("localhost") && (before.is_empty() || before.ends_with('.'))
         });
-    name.parse::<IpAddr>().is_ok() || is_localhost || allowed.iter().any(|host| host.is(name))
+    is_localhost || allowed.iter().any(|host| host.is(name)) || name.parse::<IpAddr>().is_ok()
 }
 
 /// Whether pages from `host` have this origin.

@@ -76,7 +76,7 @@ impl<'a> Call<'a> {
             let json = HeaderValue::from_static("application/json");
             headers.insert(header::CONTENT_TYPE, json);
         }
-        let response = connection.send((&request).into()).await?;
+        let response = connection.send(&(&request).into()).await?;
         Ok((response.status, connection.read(RESPONSE_LIMIT).await?))
     }
 }

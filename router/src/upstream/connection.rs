@@ -61,7 +61,7 @@ impl Connection {
     /// dropped as well.
     pub fn send(
         &mut self,
-        request: OutgoingRequest<'_>,
+        request: &OutgoingRequest<'_>,
     ) -> impl Future<Output = Result<Parts, UpstreamError>> + use<'_> {
         enum Sending<A, B> {
             Http1(A),

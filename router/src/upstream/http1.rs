@@ -6,7 +6,7 @@
 
 use std::{
     future::poll_fn,
-    io::{self, IoSlice},
+    io::{self, Cursor, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -25,11 +25,17 @@ use crate::wire::{http1::poll_fill, transport::Transport};
 /// Maximum size of a response head.
 const MAX_HEAD: usize = 32 << 10;
 
+/// A body of up to this size is copied behind its head: a write of one buffer costs less than one of two.
+const MAX_COPIED: usize = 4 << 10;
+
+/// Head and body of a request.
+type Unsent = Chain<Cursor<Vec<u8>>, Bytes>;
+
 #[derive(Debug)]
 pub(super) struct Http1 {
     transport: Transport,
     /// The part of the request that has not been sent.
-    unsent: Option<Chain<Bytes, Bytes>>,
+    unsent: Option<Unsent>,
     /// Whether the request is a HEAD.
     is_head: bool,
     /// Bytes from the worker that have not been parsed.
@@ -50,12 +56,12 @@ impl Http1 {
     /// Sends a request and waits for the head of its response.
     pub(super) fn send(
         &mut self,
-        request: OutgoingRequest<'_>,
+        request: &OutgoingRequest<'_>,
     ) -> impl Future<Output = io::Result<Parts>> + use<'_> {
         // Until the response is read completely.
         self.keeps_alive = false;
         self.is_head = request.method == Method::HEAD;
-        self.unsent = Some(to_bytes(&request).chain(request.body));
+        self.unsent = Some(to_bytes(request));
         poll_fn(|cx| {
             let sent = self.poll_send(cx);
             // Also after a failure: the worker may have refused the request before it closed the connection.
@@ -73,8 +79,11 @@ impl Http1 {
         let mut transport = Pin::new(&mut self.transport);
         while unsent.has_remaining() {
             let mut slices = [IoSlice::new(&[]); 2];
-            let count = unsent.chunks_vectored(&mut slices);
-            match ready!(transport.as_mut().poll_write_vectored(cx, &slices[..count]))? {
+            let written = match unsent.chunks_vectored(&mut slices) {
+                1 => transport.as_mut().poll_write(cx, &slices[0]),
+                count => transport.as_mut().poll_write_vectored(cx, &slices[..count]),
+            };
+            match ready!(written)? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 written => unsent.advance(written),
             }
@@ -158,9 +167,14 @@ impl Http1 {
     }
 }
 
-/// The request line and the header fields. The length of the body is added.
-fn to_bytes(request: &OutgoingRequest<'_>) -> Bytes {
-    let mut head = Vec::with_capacity(64 * (request.fields.len() + request.replaced.len() + 2));
+/// The request line, the header fields with the length of the body, and the body.
+fn to_bytes(request: &OutgoingRequest<'_>) -> Unsent {
+    let (copied, rest) = match request.body.len() {
+        ..=MAX_COPIED => (&request.body[..], Bytes::new()),
+        _ => (&[][..], request.body.clone()),
+    };
+    let fields = request.fields.len() + request.replaced.len();
+    let mut head = Vec::with_capacity(64 * (fields + 2) + copied.len());
     let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
     for part in [request.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
         head.extend_from_slice(part.as_bytes());
@@ -179,7 +193,8 @@ fn to_bytes(request: &OutgoingRequest<'_>) -> Bytes {
         add(header::CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
     }
     head.extend_from_slice(b"\r\n");
-    head.into()
+    head.extend_from_slice(copied);
+    Cursor::new(head).chain(rest)
 }
 
 fn malformed(defect: &'static str) -> io::Error {
@@ -226,7 +241,7 @@ mod tests {
         let (mut connection, mut worker) = pair().await;
         worker.write_all(response.as_bytes()).await.expect("open");
         drop(worker);
-        let parts = connection.send((&request(Method::GET, "")).into()).await?;
+        let parts = connection.send(&(&request(Method::GET, "")).into()).await?;
         Ok((parts.status, rest(&mut connection).await?))
     }
 
@@ -240,7 +255,7 @@ mod tests {
         ] {
             let (mut connection, mut worker) = pair().await;
             worker.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("open");
-            connection.send((&request(method.clone(), body)).into()).await.expect("a response");
+            connection.send(&(&request(method.clone(), body)).into()).await.expect("a response");
             drop(connection);
             let mut sent = String::new();
             worker.read_to_string(&mut sent).await.expect("text");
@@ -257,7 +272,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
         ] {
             worker.write_all(response.as_bytes()).await.expect("open");
-            connection.send((&request(Method::POST, "x")).into()).await.expect("a response");
+            connection.send(&(&request(Method::POST, "x")).into()).await.expect("a response");
             assert!(!connection.is_reusable());
             assert_eq!(rest(&mut connection).await.expect("a body"), b"body");
             assert!(connection.is_reusable());
@@ -276,7 +291,7 @@ mod tests {
     async fn a_connection_with_bytes_behind_the_response_is_not_reusable() {
         let (mut connection, mut worker) = pair().await;
         worker.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab").await.expect("open");
-        connection.send((&request(Method::GET, "")).into()).await.expect("a response");
+        connection.send(&(&request(Method::GET, "")).into()).await.expect("a response");
         assert_eq!(rest(&mut connection).await.expect("a body"), b"a");
         assert!(!connection.is_reusable());
     }
@@ -308,7 +323,7 @@ mod tests {
         let response = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
         worker.write_all(response).await.expect("open");
         let large = request(Method::POST, vec![b'x'; 64 << 20]);
-        let parts = timeout(Duration::from_secs(20), connection.send((&large).into())).await;
+        let parts = timeout(Duration::from_secs(20), connection.send(&(&large).into())).await;
         assert_eq!(parts.expect("in time").expect("a response").status, 413);
         assert_eq!(rest(&mut connection).await.expect("a body"), b"no");
         assert!(!connection.is_reusable());

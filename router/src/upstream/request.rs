@@ -12,7 +12,7 @@ pub struct OutgoingRequest<'a> {
     pub fields: &'a HeaderMap,
     /// Fields that replace those of the same name; `None` removes them.
     pub replaced: SmallVec<[(HeaderName, Option<&'a HeaderValue>); 4]>,
-    pub body: Bytes,
+    pub body: &'a Bytes,
 }
 
 impl OutgoingRequest<'_> {
@@ -42,7 +42,7 @@ impl<'a> From<&'a Request<Bytes>> for OutgoingRequest<'a> {
             uri: request.uri(),
             fields: request.headers(),
             replaced: SmallVec::new(),
-            body: request.body().clone(),
+            body: request.body(),
         }
     }
 }

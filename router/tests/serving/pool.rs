@@ -79,10 +79,10 @@ async fn request_on_a_closed_connection_fails() {
     let pool = &backend.pool;
     let mut connection = pool.open().await.expect("the worker listens");
     let request = || Request::post("/generate").body(Bytes::new()).expect("a valid request");
-    connection.send((&request()).into()).await.expect("an answer");
+    connection.send(&(&request()).into()).await.expect("an answer");
     connection.read(1000).await.expect("a whole response");
     worker.kill().await;
-    let failed = soon(connection.send((&request()).into())).await;
+    let failed = soon(connection.send(&(&request()).into())).await;
     assert!(matches!(failed, Err(UpstreamError::Reset(_))), "{failed:?}");
 }
 
