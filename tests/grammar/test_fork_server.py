@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.grammar import pool
+from mla_router.worker.grammar.fork_server import _WorkerForks
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
@@ -61,6 +64,47 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
         key = open_request(own_grammars, LETTERS)
         assert allowed(own_grammars, key, []) == expected
         own_grammars.close(key)
+
+
+def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) -> None:
+    """It may load for a minute, and its socket holds some hundred orders. Each client leaves at once."""
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the scheduler waits"))
+    signal.alarm(30)
+    try:
+        for number in range(1000):
+            own_grammars.close(own_grammars.open(Grammar("regex", f"{number}"), []))
+        last = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
+        with pytest.raises(Refused, match="does not answer") as refused:
+            wait_for(own_grammars, last)
+        assert not refused.value.problem.is_of_grammar
+    finally:
+        signal.alarm(0)
+        os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
+
+
+def test_a_failed_fork_fails_one_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be too many processes for a moment."""
+
+    def fail() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fail)
+    ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, control, request:
+        for _ in range(2):
+            socket.send_fds(ours, [b"+"], [theirs.fileno(), theirs.fileno()])
+        theirs.close()
+        ours.close()  # after both orders
+        before = signal.getsignal(signal.SIGCHLD)
+        try:
+            _WorkerForks(control, lambda *_: None).run()
+        finally:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, before)
+        assert request.recv(1) == b"", "closed"
 
 
 def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:

@@ -86,8 +86,9 @@ class GrammarWorker:
         try:
             os.pwrite(source, _encoder.encode(Order(grammar, compile_cpu_s)), 0)
             socket.send_fds(control, [b"+"], [theirs.fileno(), source])
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the fork server is lost; the next read finds the connection closed
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
+            # The fork server is lost, or has not read some hundred orders. The next read finds the connection closed.
+            pass
         finally:
             os.close(source)
             theirs.close()

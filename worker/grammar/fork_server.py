@@ -187,7 +187,13 @@ class _WorkerForks:
                 return
             if not order:
                 continue
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:  # too many processes, or too little memory
+                logger.error("a grammar worker cannot be started: %s", error)
+                for descriptor in order:
+                    os.close(descriptor)
+                continue
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

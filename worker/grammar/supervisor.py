@@ -77,7 +77,7 @@ Supervisor = Union[Forked, "subprocess.Popen[bytes]"]
 
 
 def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
-    """Forks a supervisor. Returns it and the scheduler's end of the control socket.
+    """Forks a supervisor. Returns it and the scheduler's end of the control socket, which never blocks.
 
     Call it before this process has threads: a lock that another thread holds during the fork stays locked in the child.
     """
@@ -93,6 +93,7 @@ def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
         finally:
             os._exit(status)  # without the scheduler's clean-up
     theirs.close()
+    ours.setblocking(False)
     return Forked(pid), ours
 
 
@@ -107,6 +108,7 @@ def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
             stdin=subprocess.DEVNULL,
             pass_fds=(told.control_fd, told.masks_fd, told.fork_server_fd),
         )
+    ours.setblocking(False)
     return process, ours
 
 
