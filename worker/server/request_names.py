@@ -103,10 +103,10 @@ class NamedRequests:
 
     async def add(self, names: Names, *, replace: bool = False) -> None:
         """Adds names that are unique over all API processes. `replace`: the names may exist. Raises InvalidField."""
+        # Before the other processes are asked, so that of two simultaneous requests at most one succeeds
         self._here.add(names, replace=replace)
         if replace or len(names.own) == 1:
             return  # a single name is a random id of this process
-            # Added before the other processes are asked, so that of two simultaneous requests at most one succeeds.
         try:
             if any(await self._peers.ask_all(HasName(list(names.own)))):
                 raise name_is_taken()

@@ -66,9 +66,8 @@ class SchedulerClient:
         self._open = shared.open_requests
         self._stats_at = shared.stats_at
         self._waiting = shared.waiting_s
-        self._prompt_s: dict[
-            str, float
-        ] = {}  # estimated seconds of a prompt, until its first delta
+        # Estimated seconds of each prompt, by rid, until its first delta
+        self._prompt_s: dict[str, float] = {}
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from mla_router.worker.messages import PlacedImage
 from mla_router.worker.server.endpoints.chat.constraint import constraint_of
 from mla_router.worker.server.endpoints.chat.media import media_of, placed
 from mla_router.worker.server.endpoints.chat.prediction import prediction_tokens
@@ -21,7 +23,12 @@ from mla_router.worker.server.text.answer import AnswerParser
 from mla_router.worker.server.text.reasoning import begins_inside
 from mla_router.worker.server.validation.details import Details
 from mla_router.worker.server.validation.prompts import Truncation, cache_key, check_ids
-from mla_router.worker.server.validation.sampling import NamedNumber, WantedLogprobs, check_sampling
+from mla_router.worker.server.validation.sampling import (
+    CheckedSampling,
+    NamedNumber,
+    WantedLogprobs,
+    check_sampling,
+)
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -85,46 +92,21 @@ async def prepare(
     tools = read_tools(body, names.tool)
     details = Details.of(body, _top_logprobs(body))
     truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
-    max_tokens = NamedNumber("max_tokens", body.max_tokens)
-    if body.max_completion_tokens is not None:
-        max_tokens = NamedNumber(names.max_tokens, body.max_completion_tokens)
-    sampling = check_sampling(
-        body,
-        max_tokens=max_tokens,
-        min_tokens=NamedNumber("min_tokens", body.min_tokens),
-        seed=NamedNumber("seed", body.seed),
-        stop_field=names.stop,
-        logprobs=WantedLogprobs(
-            details.wants_logprobs, details.top, None if details.prompt_logprobs is None else 1
-        ),
-        vocab_size=service.limits.vocab_size,
-        response_format=body.response_format,
-    )
-    tokenizer, answers = service.tokenizer, service.answers
-    media = media_of(service)
-    text = await rendered(service, body, tools, names.messages, media)
-    prompt = await tokenizer.encode(
-        text,
-        context_length=service.limits.context_length,
-        add_special_tokens=bool(body.add_special_tokens),  # the chat template has written its own
-        field=names.messages,
-    )
-    prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
-    check_ids(prompt, service.limits.vocab_size, names.messages)
-    if media is not None and media.sources and truncation.most is not None:
-        raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
-    prompt, images = await placed(service, prompt, media, names.messages)
+    sampling = _sampling(body, names, details, service.limits.vocab_size)
+    prompt = await _prompt(service, body, tools, names, truncation, sampling.max_tokens)
     continues = replay is not None and replay.origin is not None
     prediction = await prediction_tokens(service, body.prediction, continues=continues)
-    inside = begins_inside(text)
-    markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
-    special = tokenizer.special_ids(markers)
-    constraint = constraint_of(sampling.constraint, tools, answers.tools, special, inside=inside)
+    tool_format = service.answers.tools
+    markers = tool_format.markers if tool_format and tools.functions else frozenset()
+    special = service.tokenizer.special_ids(markers)
+    constraint = constraint_of(
+        sampling.constraint, tools, tool_format, special, inside=prompt.begins_inside
+    )
     if constraint is not None and constraint.field == CHAT_NAMES.schema:
         constraint = dataclasses.replace(constraint, field=names.schema)
     handler = RequestHandler(
         service,
-        [prompt],
+        [prompt.tokens],
         names.messages,
         dataclasses.replace(sampling, constraint=constraint),
         cache_key=cache_key(body.cache_salt, body.extra_key),
@@ -135,7 +117,7 @@ async def prepare(
         markers=markers,
         token_by_token=token_by_token,
         prediction=prediction,
-        images=[images],
+        images=[prompt.images],
     )
     return ChatRun(
         handler,
@@ -143,9 +125,60 @@ async def prepare(
         details,
         reasoning_apart=body.separate_reasoning is not False,
         reasoning_shown=body.include_reasoning is not False,
-        begins_inside=inside,
+        begins_inside=prompt.begins_inside,
         echoed=echoed(body),
     )
+
+
+def _sampling(
+    body: ChatRequest, names: FieldNames, details: Details, vocab_size: int
+) -> CheckedSampling:
+    max_tokens = NamedNumber("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is not None:
+        max_tokens = NamedNumber(names.max_tokens, body.max_completion_tokens)
+    return check_sampling(
+        body,
+        max_tokens=max_tokens,
+        min_tokens=NamedNumber("min_tokens", body.min_tokens),
+        seed=NamedNumber("seed", body.seed),
+        stop_field=names.stop,
+        logprobs=WantedLogprobs(
+            details.wants_logprobs, details.top, None if details.prompt_logprobs is None else 1
+        ),
+        vocab_size=vocab_size,
+        response_format=body.response_format,
+    )
+
+
+class _Prompt(NamedTuple):
+    tokens: list[int]
+    images: list[PlacedImage]
+    begins_inside: bool  # it opens the reasoning
+
+
+async def _prompt(
+    service: Service,
+    body: ChatRequest,
+    tools: ToolUse,
+    names: FieldNames,
+    truncation: Truncation,
+    max_tokens: int | None,
+) -> _Prompt:
+    """Renders and tokenizes the conversation, and places its images. Raises InvalidRequest."""
+    limits, media = service.limits, media_of(service)
+    text = await rendered(service, body, tools, names.messages, media)
+    tokens = await service.tokenizer.encode(
+        text,
+        context_length=limits.context_length,
+        add_special_tokens=bool(body.add_special_tokens),  # the chat template has written its own
+        field=names.messages,
+    )
+    tokens = truncation.cut(tokens, limits, max_tokens)
+    check_ids(tokens, limits.vocab_size, names.messages)
+    if media is not None and media.sources and truncation.most is not None:
+        raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
+    tokens, images = await placed(service, tokens, media, names.messages)
+    return _Prompt(tokens, images, begins_inside(text))
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

@@ -133,9 +133,8 @@ class _Messages:
         self._takes_images = takes_images
         self._messages: list[ChatMessage] = []
         self._with_images: list[tuple[ChatMessage, list[ContentPart]]] = []
-        self._texts: list[
-            list[str]
-        ] = []  # for each message; joined at the end, because items may be many
+        # Of each message. They are joined at the end, because items may be many
+        self._texts: list[list[str]] = []
 
     def add(self, role: str, text: str) -> ChatMessage:
         message = ChatMessage(role)
