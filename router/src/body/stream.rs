@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use http::{StatusCode, header, response::Parts};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Interval, interval};
 
 use crate::{
     body::{
@@ -85,7 +85,7 @@ type Resumed = (Box<Job>, Result<Reply, Error>);
 struct Resuming {
     /// Dropping it drops the job.
     outcome: Pin<Box<dyn Future<Output = Resumed> + Send>>,
-    ping: Pin<Box<Sleep>>,
+    ping: Interval,
     router: Arc<Router>,
 }
 
@@ -391,7 +391,9 @@ impl Resuming {
         if let Some(key) = &router.config.replay_key {
             job.request.sign(key, &body);
         }
-        let ping = Box::pin(sleep(router.config.sse_keepalive_secs.get()));
+        let mut ping = interval(router.config.sse_keepalive_secs.get());
+        // The first tick would be due at once.
+        ping.reset();
         let outcome = Box::pin(async move {
             let outcome = proxy::dispatch(&mut job, Some(body)).await;
             (job, outcome)
@@ -404,10 +406,7 @@ impl Resuming {
         if let Poll::Ready(outcome) = self.outcome.as_mut().poll(cx) {
             return Poll::Ready(Some(outcome));
         }
-        ready!(self.ping.as_mut().poll(cx));
-        let next = Instant::now() + self.router.config.sse_keepalive_secs.get();
-        self.ping.as_mut().reset(next);
-        Poll::Ready(None)
+        self.ping.poll_tick(cx).map(|_| None)
     }
 }
 

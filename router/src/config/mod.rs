@@ -440,6 +440,8 @@ mod tests {
             ("--policy", "magic"),
             ("--worker-urls", "ftp://a"),
             ("--request-timeout-secs", "0"),
+            ("--request-timeout-secs", "1e-10"),
+            ("--request-timeout-secs", "32000000"),
             ("--request-timeout-secs", "nan"),
             ("--max-concurrent-requests", "0"),
             ("--max-concurrent-requests", "-7"),

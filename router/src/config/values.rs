@@ -59,6 +59,8 @@ text!(UrlPath, |path: UrlPath| path.0);
 text!(HeaderField, |field: HeaderField| field.0.to_string());
 text!(ApiKey, |key: ApiKey| key.0);
 
+const LONGEST: Duration = Duration::from_secs(366 * 86400);
+
 /// A time in seconds: more than zero, at most a year. Fractions are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
@@ -74,10 +76,9 @@ impl TryFrom<f64> for Seconds {
     type Error = String;
 
     fn try_from(seconds: f64) -> Result<Self, String> {
-        if seconds > 0.0 && seconds <= 366.0 * 86400.0 {
-            Ok(Self(Duration::from_secs_f64(seconds)))
-        } else {
-            Err(format!("{seconds} is not a time in seconds above 0 and up to a year"))
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(time) if !time.is_zero() && time <= LONGEST => Ok(Self(time)),
+            _ => Err(format!("{seconds} is not a time in seconds above 0 and up to a year")),
         }
     }
 }
