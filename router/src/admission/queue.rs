@@ -109,11 +109,12 @@ impl Queue {
     /// Takes a place for one more request. Refuses with QueueFull, or with QueueSlow if the expected wait is longer
     /// than --queue-timeout-secs.
     pub(crate) fn place(&self, client: Option<Client>) -> Result<Place<'_>, Error> {
-        let permit = self.places.try_acquire().map_err(|_| self.full())?;
         let now = Instant::now();
-        if self.waiting() == 1 {
+        // Before it takes the place: of several requests that come at once, the first one must see the queue empty.
+        if self.waiting() == 0 {
             self.outflow.begin(now);
         }
+        let permit = self.places.try_acquire().map_err(|_| self.full())?;
         let turns = match client {
             None => self.waiting(),
             Some(client) => {
@@ -306,7 +307,12 @@ impl Place<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use std::{
+        collections::VecDeque,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use tokio::runtime::Handle;
 
     use super::{super::window::SECONDS, *};
     use crate::{config::QueuePolicy, names::ModelName};
@@ -448,5 +454,33 @@ mod tests {
         }
         places.clear();
         places.extend((0..40).map(|_| queue.place(None).expect("the queue was empty")));
+    }
+
+    /// The rate of an earlier queue does not count for requests that come at once from several threads.
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_come_at_once_find_the_queue_empty() {
+        let six = 6.0.try_into().expect("a time");
+        let queue = queue(&Config { queue_timeout_secs: six, ..Config::default() });
+        let runtime = Handle::current();
+        for round in 0..300 {
+            let place = queue.place(None).expect("an empty queue");
+            tokio::time::advance(Duration::from_secs(5)).await;
+            place.served();
+            tokio::time::advance(Duration::from_secs(6)).await;
+            let arrived = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let _clock = runtime.enter();
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        while arrived.load(Ordering::SeqCst) < 2 {
+                            std::hint::spin_loop();
+                        }
+                        let places = [(); 2].map(|()| queue.place(None));
+                        assert!(places.iter().all(Result::is_ok), "round {round}");
+                    });
+                }
+            });
+        }
     }
 }
