@@ -78,12 +78,17 @@ fn reports(status: StatusCode, answers: &[Answer]) -> Response {
 /// Empties the prefix cache of every worker, and the part of the tree that belongs to it. A worker that fails
 /// keeps both.
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
-    let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
-    for answer in answers.iter().filter(|answer| answer.is_success()) {
-        for replica in replicas_of(&router.registry.replicas(), &answer.backend) {
-            replica.learned.forget(&router.tree, replica.id);
+    // A task of its own goes on if the client leaves: the tree must forget whatever the workers have flushed.
+    let flushing = tokio::spawn(async move {
+        let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
+        for answer in answers.iter().filter(|answer| answer.is_success()) {
+            for replica in replicas_of(&router.registry.replicas(), &answer.backend) {
+                replica.learned.forget(&router.tree, replica.id);
+            }
         }
-    }
+        answers
+    });
+    let answers = flushing.await.expect("contract: it does not panic");
     let all = answers.iter().all(Answer::is_success);
     reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
 }

@@ -1,10 +1,13 @@
 //! The admin routes.
 
+use std::sync::Arc;
+
 use http::{Method, StatusCode};
 use mla_router::{Config, fleet::Phase, policy::Reason};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
-use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs};
+use crate::support::{Client, FakeWorker, Raw, Reply, all_in, config, request, router, secs, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_are_added_listed_and_removed() {
@@ -128,6 +131,37 @@ async fn flush_fails_if_one_worker_fails() {
     assert_eq!(body["workers"][0]["status"], 200);
     assert_eq!(body["workers"][1]["status"], Value::Null);
     assert_eq!(body["workers"][1]["url"], dead.url());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_tree_forgets_a_flushed_cache_although_the_client_has_left() {
+    let gate = Arc::new(Semaphore::new(0));
+    let opens = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |seen| match seen.head.uri.path() {
+        "/flush_cache" => Reply::When(Arc::clone(&opens)),
+        _ => Reply::good(),
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let prompt = json!({ "prompt": "x".repeat(1000) }).to_string();
+    assert_eq!(client.post("/v1/completions", prompt).await.status, StatusCode::OK);
+    worker.request().await;
+    let state = router.router();
+    let owned = || state.tree.owned_by(state.registry.replicas()[0].id);
+    assert!(owned() > 0);
+    let flush = b"POST /flush_cache HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
+    let leaving = Raw::send(router.local_addr(), flush).await;
+    worker.request().await;
+    drop(leaving);
+    let until = async |holds: &dyn Fn() -> bool| {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(until(&|| state.metrics.client_connections.get() == 1)).await;
+    gate.add_permits(1);
+    soon(until(&|| owned() == 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
