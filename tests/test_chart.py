@@ -110,6 +110,7 @@ def test_the_values_fit_the_schema() -> None:
         ("router.flags", {"policy": "best"}, "best"),
         ("router.flags", {"worker-api-key": "k"}, "worker-api-key"),
         ("router.replicas", "2", "2"),
+        ("router.drainSeconds", 0, "0"),  # no value of --shutdown-grace-period-secs
         ("modelCache.size", "200 GB", "200 GB"),
         ("autoscaling.enabled", "no", "no"),
     ],
