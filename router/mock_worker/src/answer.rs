@@ -30,7 +30,7 @@ pub struct Answers {
     pub endpoint: Endpoint,
     pub id: String,
     pub created: u64,
-    /// Returns the text as a JSON string.
+    /// Name of the model, as a JSON string.
     model: String,
     single: bool,
     pub wants_usage: bool,
