@@ -247,3 +247,19 @@ impl fmt::Debug for ApiKey {
         f.write_str("ApiKey(***)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_above_zero_and_up_to_a_year() {
+        for good in [1e-9, 0.02, 1800.0, 31_536_000.0] {
+            let seconds = Seconds::try_from(good).expect("a time");
+            assert!(!seconds.get().is_zero(), "{good}");
+        }
+        for bad in [0.0, -1.0, 1e-10, 32_000_000.0, f64::INFINITY, f64::NAN] {
+            assert!(Seconds::try_from(bad).is_err(), "{bad}");
+        }
+    }
+}
