@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mla_router import Router
+
+log = logging.getLogger(__name__)
 
 
 class RemoteWorkers:
@@ -23,6 +26,16 @@ class RemoteWorkers:
         """Adds the workers of a node to the router, and removes those of its earlier start that it has no longer."""
         before, self._urls[node] = set(self._urls.get(node, ())), urls
         for url in before - set(urls):
-            self._router.remove_worker(url)
+            _change(self._router.remove_worker, url)
         for url in set(urls) - before:
-            self._router.add_worker(url)
+            _change(self._router.add_worker, url)
+
+
+def _change(change: Callable[[str], object], url: str) -> None:
+    """Logs an error: an operator may have made the same change, and the node must not wait for its answer."""
+    from mla_router import RouterError
+
+    try:
+        change(url)
+    except RouterError as error:
+        log.warning("%s", error)
