@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from mla_router.launch.local_worker import LocalWorker
-from mla_router.launch.process import describe_exit
 from mla_router.launch.supervisor import USAGE_ERROR, End
 from mla_router.worker.config import ConfigError, WorkerConfig
 
@@ -62,21 +61,13 @@ class LocalGroup:
         lost = [asyncio.create_task(node.wait()) for node in nodes]
         try:
             await asyncio.wait([*ends, *lost], return_when=asyncio.FIRST_COMPLETED)
-            for node, end in zip(nodes, lost, strict=True):
-                if end.done():
-                    self.kill()
-                    await asyncio.gather(*ends)
-                    return End(end.result(), f"is a group whose {node.name} has ended")
-            first = next(rank for rank, end in enumerate(ends) if end.done())
-            self.kill()
-            found = await asyncio.gather(*ends)
+            end = _first_end(ends, nodes, lost)
         finally:
             for task in (*ends, *lost):
                 task.cancel()
-        status = found[first].status
-        assert status is not None, "it runs on this machine"
-        # The DP ranks of this node are the first of all: the launcher of node 0 has the group
-        return End(status, f"is a group whose DP rank {first} {describe_exit(status)}")
+        await asyncio.gather(*ends, return_exceptions=True)  # none is still starting
+        await self.stop(0.0)
+        return end
 
     @asynccontextmanager
     async def _shared(self) -> AsyncIterator[tuple[Sequence[DpGroup], Sequence[Node]]]:
@@ -106,3 +97,15 @@ class LocalGroup:
     def kill(self) -> None:
         for one in self._running:
             one.kill()
+
+
+def _first_end(
+    ends: Sequence[asyncio.Task[End]], nodes: Sequence[Node], lost: Sequence[asyncio.Task[int]]
+) -> End:
+    """Returns the end of the group by that of a node or a DP rank. The loss of a node comes first: it ends DP ranks."""
+    for node, loss in zip(nodes, lost, strict=True):
+        if loss.done():
+            return End(loss.result(), f"is a group whose {node.name} has ended")
+    # The DP ranks of this node are the first of all: the launcher of node 0 has the group
+    rank, end = next((rank, task.result()) for rank, task in enumerate(ends) if task.done())
+    return End(end.status, f"is a group whose DP rank {rank} {end}")

@@ -40,9 +40,12 @@ class LocalWorker:
         self._process: Process | None = None
 
     async def run(self, on_ready: Callable[[str], None]) -> End:
-        process = await Process.start(
-            self._command, self._show, self._config.child_environment(), self._inherited
-        )
+        try:
+            process = await Process.start(
+                self._command, self._show, self._config.child_environment(), self._inherited
+            )
+        except OSError as error:  # too many processes, or too little memory
+            return End(1, f"did not start ({error.strerror})")
         self._process = process
         health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
         ended = asyncio.create_task(process.wait())

@@ -78,7 +78,7 @@ class Supervisor:
             await member.ready.wait()
 
     async def lost(self) -> NoReturn:
-        """Waits for a worker that cannot be started. Raises GaveUpError, or the error of its start."""
+        """Waits for a worker that cannot be started. Raises GaveUpError."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         error = done.pop().exception()
         assert error is not None, "keep_running ends in no other way"

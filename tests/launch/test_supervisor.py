@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,11 +187,39 @@ def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
         worker = LocalWorker(WorkerConfig(), [missing], print)
         supervisor = Supervisor([worker], Output(io.StringIO()), QUICK)
         supervisor.start()
-        with pytest.raises(FileNotFoundError, match=missing):
+        with pytest.raises(GaveUpError, match=r"not start \(No such file or directory\)"):
             await supervisor.lost()
         await supervisor.stop(grace_s=1.0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_restart_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_group: bool
+) -> None:
+    """There may be too many processes for a moment. The other workers serve."""
+    supervised = Supervised(tmp_path, 2, is_group=is_group)
+    start, failures = asyncio.create_subprocess_exec, [True, False, False]
+
+    async def sometimes(*command: Any, **settings: Any) -> asyncio.subprocess.Process:
+        if failures and failures.pop(0):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*command, **settings)
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        before = listener(supervised.ports[1])
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", sometimes)
+        seen = supervised.log.getvalue().count("ready after")
+        os.kill(listener(supervised.ports[0]), signal.SIGKILL)
+        await asyncio.to_thread(
+            wait_until, lambda: supervised.log.getvalue().count("ready after") > seen, "ready again"
+        )
+        assert (listener(supervised.ports[1]) == before) != is_group
+
+    supervised.run(check)
+    assert supervised.said("did not start (Resource temporarily unavailable); starting it again in")
 
 
 def test_stop_leaves_no_process(tmp_path: Path) -> None:
