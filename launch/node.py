@@ -21,7 +21,7 @@ from mla_router.worker.heartbeat_watch import RanksWatch
 from mla_router.worker.nodes.address import host_port, own_address
 from mla_router.worker.nodes.follower import NodeError, SettingsError, follow, join
 from mla_router.worker.nodes.link import Link, LinkError
-from mla_router.worker.nodes.messages import Ended, NodeBeat, RankState
+from mla_router.worker.nodes.messages import Ended, NodeBeat, RankState, Session
 from mla_router.worker.nodes.remote_node import BEAT_S, node_name
 
 
@@ -107,8 +107,7 @@ class Node:
         tasks: list[asyncio.Task[str]] = []
         reason = "the launcher of this node stops"
         try:
-            address = own_address(*host_port(config.dist_init_addr))
-            await self._start(GroupStart(session, rank_0, address))
+            await self._start(session, rank_0)
             tasks = [
                 asyncio.create_task(coroutine)
                 for coroutine in (
@@ -126,6 +125,9 @@ class Node:
             except LinkError as error:
                 reason = f"the connection to node 0 is lost: {error}"
             return reason
+        except NodeError as error:
+            reason = str(error)
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -135,11 +137,16 @@ class Node:
             await asyncio.gather(*(process.wait() for process in self._processes))
             self._processes = []
 
-    async def _start(self, start: GroupStart) -> None:
-        self._commands = self._own.commands(start)
-        for one in self._commands:
-            process = await Process.start(one.argv, one.show, one.environment, one.inherited)
-            self._processes.append(process)
+    async def _start(self, session: Session, rank_0: Heartbeat) -> None:
+        """Raises NodeError."""
+        try:
+            address = own_address(*host_port(self._config.dist_init_addr))
+            self._commands = self._own.commands(GroupStart(session, rank_0, address))
+            for one in self._commands:
+                process = await Process.start(one.argv, one.show, one.environment, one.inherited)
+                self._processes.append(process)
+        except OSError as error:  # too many processes, or a name server that does not answer
+            raise NodeError(f"a process of this node did not start ({error.strerror})") from error
 
     async def _deaths(self) -> str:
         """Waits for the end of a process. Raises SettingsError if its settings were wrong."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from mla_router.launch import node as node_module
+from mla_router.launch.node_processes import Command, GroupStart
+from mla_router.launch.output import Output
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.nodes.follower import SettingsError
 from mla_router.worker.nodes.leader import Nodes, other_nodes
+from mla_router.worker.nodes.messages import Ended, Session
 from support.processes import EVENT_TIMEOUT_S, Flag, Running, free_ports, running, to_argv
 from support.procfs import Pid
 
@@ -151,3 +158,51 @@ def test_a_node_with_other_settings_ends_with_their_flag() -> None:
         asyncio.run(run(node))
         assert node.process.wait() == 1
         assert "error: --dtype differs between the nodes: auto on node 0, bfloat16" in node.output()
+
+
+class SilentLink:
+    """A connection to node 0 that only keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def close(self) -> None:
+        pass
+
+
+class Missing:
+    """Processes with a command that does not exist."""
+
+    urls = ()
+
+    def commands(self, start: GroupStart) -> list[Command]:
+        return [Command("rank 2", ["/missing"], {}, [start.heartbeat.descriptor], print)]
+
+
+def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, attempts = SilentLink(), 0
+
+    async def join(*_: object) -> tuple[SilentLink, Session]:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 3:
+            raise SettingsError("enough")
+        return link, Session("00", "127.0.0.1", 1)
+
+    async def run() -> None:
+        (port,) = free_ports(1)
+        config = WorkerConfig(**settings(port), node_rank=1)
+        policy = RestartPolicy(first_delay_s=0.01)
+        node = node_module.Node(config, Missing(), Output(io.StringIO()), policy)  # type: ignore[arg-type]
+        node._has_served = True
+        with pytest.raises(GaveUpError, match="enough"):
+            await node.keep_running()
+
+    monkeypatch.setattr(node_module, "join", join)
+    asyncio.run(run())
+    assert (
+        link.sent == [Ended("a process of this node did not start (No such file or directory)")] * 2
+    )
