@@ -9,7 +9,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::{
+    task::coop::has_budget_remaining,
+    time::{Instant, Sleep, sleep_until},
+};
 
 /// One timer for all deadlines of a task. Setting a later deadline is free: the timer fires early once and is
 /// set again.
@@ -36,8 +39,10 @@ impl DeadlineTimer {
             if at < self.sleep.deadline() {
                 self.sleep.as_mut().reset(at);
             }
+            // Without budget the sleep only has the task polled again, and registers nothing.
+            let registers = has_budget_remaining();
             if self.sleep.as_mut().poll(cx).is_pending() {
-                self.wakes = Some(cx.waker().clone());
+                self.wakes = registers.then(|| cx.waker().clone());
                 return Poll::Pending;
             }
             self.wakes = None;
@@ -112,6 +117,8 @@ impl Drop for TakenTimer {
 mod tests {
     use std::{future::pending, time::Duration};
 
+    use tokio::task::coop::consume_budget;
+
     use super::*;
 
     /// The paused clock advances to the next timer when all tasks are idle.
@@ -126,6 +133,23 @@ mod tests {
             assert_eq!(begun.elapsed(), already.max(Duration::from_secs(seconds)));
         }
         assert_eq!(timer.limit(after(300), async { 1 }).await, Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deadline_is_kept_if_the_task_had_no_budget_to_set_it() {
+        let (begun, second) = (Instant::now(), Duration::from_secs(1));
+        let mut timer = DeadlineTimer::new(begun + second);
+        let mut polls = 0;
+        let exhausted = poll_fn(|cx| {
+            polls += 1;
+            while polls == 1 && has_budget_remaining() {
+                let _one_less = pin!(consume_budget()).poll(cx);
+            }
+            Poll::<()>::Pending
+        });
+        // A timer that is lost lets the outer one end the wait.
+        let kept = tokio::time::timeout(10 * second, timer.limit(begun + second, exhausted));
+        assert_eq!((kept.await, begun.elapsed()), (Ok(None), second));
     }
 
     #[tokio::test(start_paused = true)]
