@@ -67,6 +67,16 @@ def test_a_stop_string_ends_the_choice_within_a_delta() -> None:
     assert stopped.completion_tokens == len(output.token_ids)
 
 
+def test_an_output_has_the_logprobs_of_its_tokens() -> None:
+    ids = ids_of("one two three four")
+    scores = Logprobs([-float(token) for token in ids])
+    for ends in ({"stop": (" three",)}, {"regex": "three"}):
+        output = choice(**ends).advance(Delta("r", ids, scores))
+        assert output.logprobs is not None
+        assert output.logprobs.logprobs == [-float(token) for token in output.token_ids]
+        assert len(output.token_ids) < len(ids)
+
+
 def test_a_pattern_ends_the_choice_and_stays_in_the_text() -> None:
     output = choice(regex="t[a-z]o").advance(Delta("r", ids_of("one two three")))
     assert output.text == "one two"

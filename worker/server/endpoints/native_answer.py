@@ -50,8 +50,6 @@ class LogprobList:
         self.top: list[Top] = []
 
     def add(self, token_ids: Sequence[int], scores: Logprobs) -> None:
-        """Takes `token_ids`. `scores` may have more tokens, behind a stop string."""
-        scores = scores.first(len(token_ids))
         self.tokens += map(self._entry, scores.logprobs, token_ids)
         for ids, logprobs in zip(scores.top_ids, scores.top_logprobs, strict=True):
             self.top.append(list(map(self._entry, logprobs, ids)))

@@ -97,6 +97,9 @@ class Choice:
             if self.matcher.matched is not None or pattern is not None:
                 tokens = shown = shown[:count]  # the later tokens are not part of the answer
                 break
+        logprobs = delta.logprobs
+        if logprobs is not None and len(tokens) < len(delta.token_ids):
+            logprobs = logprobs.first(len(tokens))
         self.completion_tokens += len(tokens)
         if reason or pattern is not None:
             text += self.matcher.push(self.detokenizer.flush()) + self.matcher.flush()
@@ -110,7 +113,7 @@ class Choice:
             self.index,
             text,
             tokens,
-            delta.logprobs,
+            logprobs,
             self.finish,
             len(shown),
             delta.prompt_logprobs,
