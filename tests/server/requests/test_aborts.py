@@ -130,6 +130,33 @@ def test_abort_by_the_clients_own_name(worker: FakeWorker) -> None:
     assert post_json(worker.url + "/abort_request", {"rid": "mine"}) == {"aborted": 0}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_abort_before_the_logprobs_of_the_prompt(worker: FakeWorker, path: str) -> None:
+    body = BODIES[path] | {
+        "rid": "early",
+        "prompt_logprobs": 1,
+        "cache_salt": script(hold_after=0),
+    }
+    if path == "/v1/completions":
+        body["prompt"] = "a b"
+
+    async def run() -> tuple[int, Any]:
+        async with aiohttp.ClientSession(base_url=worker.url) as http:
+            asking = asyncio.create_task(http.post(path, json=body))
+            aborted = 0
+            while not aborted:
+                async with http.post("/abort_request", json={"rid": "early"}) as answer:
+                    aborted = (await answer.json())["aborted"]
+            async with await asking as response:
+                return response.status, await response.json()
+
+    status, answer = asyncio.run(run())
+    (choice,) = answer["choices"]
+    assert (status, choice["finish_reason"]) == (200, "abort")
+    holder = choice if path == "/v1/completions" else answer
+    assert holder["prompt_logprobs"] is None
+
+
 def test_abort_by_openais_id(worker: FakeWorker) -> None:
     body = BODIES["/v1/completions"] | {"stream": True, "cache_salt": script(hold_after=1)}
 

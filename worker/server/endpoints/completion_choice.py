@@ -120,12 +120,10 @@ class Part:
             choice.token_ids = self._token_ids
             if not self.begun:
                 choice.prompt_token_ids = self._prompt
-        if self._details.prompt_logprobs is not None:
+        # Without logprobs of the prompt after an early abort
+        if self._details.prompt_logprobs is not None and self._prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(
-                self._tokenizer,
-                self._prompt,
-                self._prompt_logprobs or Logprobs(),
-                self._details.prompt_logprobs,
+                self._tokenizer, self._prompt, self._prompt_logprobs, self._details.prompt_logprobs
             )
         self._text, self._token_ids, self.begun = [], [], True
         return choice

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import Logprobs
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice, usage_of
 from mla_router.worker.server.endpoints.chat.run import ChatRun
 from mla_router.worker.server.endpoints.chat.schema import (
@@ -81,8 +80,8 @@ async def completion(run: ChatRun, model: str) -> Completion:
     prompt = handler.prompts[0]
     if details.token_ids:
         answer.prompt_token_ids = prompt
-    if details.prompt_logprobs is not None:
-        scores = drafts[0].choice.prompt_logprobs or Logprobs()
+    scores = drafts[0].choice.prompt_logprobs  # None after an early abort
+    if details.prompt_logprobs is not None and scores is not None:
         answer.prompt_logprobs = prompt_logprobs(
             handler.service.tokenizer, prompt, scores, details.prompt_logprobs
         )
