@@ -119,6 +119,8 @@ impl HealthCheck {
             return Some("bytes of its responses have come meanwhile");
         }
         if sent.elapsed() > limit.mul_f64(1.0 + MAX_LATENESS) {
+            // It has not seen whether the worker was silent all the time.
+            self.failing_since = None;
             return Some("the router itself was late");
         }
         let failing_since = *self.failing_since.get_or_insert(sent);

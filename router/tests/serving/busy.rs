@@ -15,7 +15,7 @@ use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, mpsc},
-    time::sleep,
+    time::{advance, sleep},
 };
 
 use crate::support::{Client, FakeWorker, Reply, Then, all_in, config, router, secs};
@@ -65,6 +65,21 @@ async fn the_last_worker_in_rotation_stays_for_ten_missed_checks() {
     assert_eq!(client.post(PATH, r#"{"prompt":"x"}"#).await.status, StatusCode::OK);
     all_in(Phase::Down, &router).await;
     assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// A router that did not run for a minute does not know whether its worker was silent all the time.
+#[tokio::test(start_paused = true)]
+async fn the_time_in_which_the_router_was_stopped_is_no_silence_of_the_last_worker() {
+    let worker = FakeWorker::plain().await;
+    let router = router(in_turn(), &[&worker]).await;
+    worker.freeze();
+    sleep(Duration::from_millis(300)).await;
+    advance(Duration::from_secs(60)).await;
+    for _ in 0..70 {
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(healthy(&router), 1);
+    }
+    all_in(Phase::Down, &router).await;
 }
 
 /// The prompt of a request whose answer is being generated is no pending work.
