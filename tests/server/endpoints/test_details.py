@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
 import pytest
 import tokenizers
 
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.core import Logprobs
+from mla_router.worker.server.endpoints.logprobs import PromptLogprob, prompt_logprobs
+from mla_router.worker.server.text.tokenizer import Tokenizer
 from support import client
 from support.fake_worker import FakeWorker, script
 from support.processes import post_json
@@ -94,6 +99,23 @@ def test_prompt_logprobs(worker: FakeWorker, backend: tokenizers.Tokenizer, path
             [token], skip_special_tokens=False
         )
     assert answer["choices"][0]["logprobs"] is None, "nobody asked for the answer's"
+
+
+def test_prompt_logprobs_do_not_hold_the_event_loop(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts of millions of tokens take a second."""
+    tokenizer = Tokenizer(SMALL_MODEL)
+    threads: set[int] = set()
+
+    def text_of(token: int) -> str:
+        threads.add(threading.get_ident())
+        return backend.decode([token])
+
+    monkeypatch.setattr(tokenizer, "text_of", text_of)
+    places = asyncio.run(prompt_logprobs(tokenizer, [70, 71], Logprobs([-1.0]), 0))
+    assert places[1] == {71: PromptLogprob(-1.0, None, backend.decode([71]))}
+    assert threading.get_ident() not in threads
 
 
 def test_both_kinds_of_logprobs_have_their_own_size(worker: FakeWorker) -> None:

@@ -122,7 +122,7 @@ class Part:
                 choice.prompt_token_ids = self._prompt
         # Without logprobs of the prompt after an early abort
         if self._details.prompt_logprobs is not None and self._prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(
+            choice.prompt_logprobs = await prompt_logprobs(
                 self._tokenizer, self._prompt, self._prompt_logprobs, self._details.prompt_logprobs
             )
         self._text, self._token_ids, self.begun = [], [], True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -88,10 +89,17 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: LoggedTokens, details: Details) 
     return ChatLogprobs(content)
 
 
-def prompt_logprobs(
+async def prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
 ) -> PromptLogprobs:
-    """Returns an entry for each token of `prompt`; None for the first. `scores` belong to the other tokens."""
+    """Returns an entry for each token of `prompt`; None for the first. `scores` belong to the other tokens. Works in a
+    thread, because there may be millions of logprobs."""
+    return await asyncio.to_thread(_prompt_logprobs, tokenizer, prompt, scores, top)
+
+
+def _prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
+) -> PromptLogprobs:
     places: PromptLogprobs = [None]
     for at, (token, logprob) in enumerate(zip(prompt[1:], scores.logprobs, strict=True)):
         likely = scores.top_ids[at] if scores.top_ids else []

@@ -82,7 +82,7 @@ async def completion(run: ChatRun, model: str) -> Completion:
         answer.prompt_token_ids = prompt
     scores = drafts[0].choice.prompt_logprobs  # None after an early abort
     if details.prompt_logprobs is not None and scores is not None:
-        answer.prompt_logprobs = prompt_logprobs(
+        answer.prompt_logprobs = await prompt_logprobs(
             handler.service.tokenizer, prompt, scores, details.prompt_logprobs
         )
     return answer
