@@ -105,10 +105,12 @@ impl EngineCheck {
             Some((status, page)) if status.is_success() => EngineLoad::parse(&page),
             _ => EngineLoad::default(),
         };
-        if load.is_empty() {
+        let before = self.backend.engine_load.load();
+        // A single failed read, such as that of a busy worker, does not show that the engine has no such page.
+        if load.is_empty() && before.is_empty() {
             self.figures_in = RETRY_PERIOD;
         }
-        if load.is_ahead_of(&self.backend.engine_load.load()) {
+        if load.is_ahead_of(&before) {
             // The engine works on answers in one piece: no byte of a response arrives.
             self.backend.received(Instant::now());
             self.counts = true;

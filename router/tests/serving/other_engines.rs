@@ -1,14 +1,17 @@
 //! SGLang and vLLM as workers: their information, and token counts on request.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use mla_router::{Config, RouterHandle, engine::Runtime};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
 
-use crate::support::{Client, FakeWorker, Reply, Seen, Then, config, router, soon};
+use crate::support::{Client, FakeWorker, Reply, Seen, Then, config, router, secs, soon};
 
 const METRICS: &str = r#"# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -60,6 +63,30 @@ async fn vllm_cache_size_is_read_from_its_metrics() {
     assert_eq!(view.max_total_num_tokens, Some(2048 * 16));
     let learned = &router.router().registry.replicas()[0].learned;
     assert_eq!(learned.capacity(), 2048, "blocks of 16 tokens");
+}
+
+/// The paused clock advances to the next timer when all tasks are idle.
+#[tokio::test(start_paused = true)]
+async fn figures_return_soon_after_one_failed_read() {
+    let worker = FakeWorker::plain().await;
+    let page = "sglang:num_running_reqs 3\n";
+    worker.set_metrics(page);
+    let config = Config { health_check_interval_secs: secs(1.0), ..config() };
+    let router = router(config, &[&worker]).await;
+    let running = || router.router().registry.replicas()[0].engine_load().running;
+    let until = async |expected: Option<f64>| {
+        let begun = Instant::now();
+        while running() != expected {
+            sleep(Duration::from_millis(100)).await;
+        }
+        begun.elapsed()
+    };
+    until(Some(3.0)).await;
+    worker.set_metrics("");
+    until(None).await;
+    worker.set_metrics(page);
+    let took = until(Some(3.0)).await;
+    assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
