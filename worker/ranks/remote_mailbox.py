@@ -45,9 +45,8 @@ class RemoteMailbox:
         inbox.bind(f"tcp://{f'[{address}]' if ':' in address else address}:*")
         self._inbox = inbox
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
-        self._ends: dict[
-            zmq.Socket[bytes], int
-        ] = {}  # readable when the connection to a DP rank has ended
+        # Sockets that are readable when the connection to a DP rank has ended, and the rank
+        self._ends: dict[zmq.Socket[bytes], int] = {}
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
 
