@@ -117,8 +117,11 @@ def test_all_ranks_get_the_outcomes_of_all() -> None:
     with dp_groups(2) as groups, ThreadPoolExecutor() as pool:
         boxes = [LocalMailbox(group, rank) for rank, group in enumerate(groups)]
         ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
-        plans = [Step(StepPlan((0,), (5,), (), (), ()), [], []), None]
-        steps = list(pool.map(Lockstep.join, ranks, plans, shown))
+        plan = Step(StepPlan((0,), (5,), (), (), ()), [], [])
+        awaited = pool.submit(ranks[0].join, plan, shown[0])
+        # A rank without a plan joins if another one waits for it.
+        wait_until(lambda: ranks[1].is_awaited, "the size of rank 0")
+        steps = [ranks[1].join(None, shown[1]), awaited.result()]
         assert all(
             step is not None and step.plan.group == GroupStep((1, 0), True) for step in steps
         )

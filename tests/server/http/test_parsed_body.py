@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mla_router.worker.server.http.parsed_body import MAX_LOGGED, IgnoredFields
-from support.fake_worker import FakeWorker
+from support.fake_worker import FakeWorker, fake_worker
 from support.processes import EVENT_TIMEOUT_S, post_json
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -51,13 +51,15 @@ def test_a_misspelt_field_gets_a_400(
         }
 
 
-def test_a_foreign_field_is_ignored_and_logged_once(worker: FakeWorker) -> None:
+def test_a_foreign_field_is_ignored_and_logged_once() -> None:
     body = {"prompt": "a", "foreign\n field": {"order": ["x"]}}
-    for path in ("/tokenize", "/tokenize", "/v1/completions"):
-        post_json(worker.url + path, body)
-    line = r"unknown field 'foreign\n field' of /tokenize is ignored"
-    assert worker.running.output().count(line) == 1
-    assert worker.running.output().count("foreign") == 1
+    # Not the shared worker: other tests may have sent as many names as it logs.
+    with fake_worker() as worker:
+        for path in ("/tokenize", "/tokenize", "/v1/completions"):
+            post_json(worker.url + path, body)
+        output = worker.running.output()
+    assert output.count(r"unknown field 'foreign\n field' of /tokenize is ignored") == 1
+    assert output.count("foreign") == 1
 
 
 def test_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
