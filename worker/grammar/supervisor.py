@@ -81,7 +81,7 @@ def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
 
     Call it before this process has threads: a lock that another thread holds during the fork stays locked in the child.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _control_sockets()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -93,13 +93,12 @@ def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
         finally:
             os._exit(status)  # without the scheduler's clean-up
     theirs.close()
-    ours.setblocking(False)
     return Forked(pid), ours
 
 
 def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
     """Starts a new Python process as the supervisor. Returns the same as `start`. Safe with threads."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _control_sockets()
     with theirs:
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
         command = [sys.executable, "-m", "mla_router.worker.grammar.supervisor", str(os.getpid())]
@@ -108,8 +107,14 @@ def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
             stdin=subprocess.DEVNULL,
             pass_fds=(told.control_fd, told.masks_fd, told.fork_server_fd),
         )
-    ours.setblocking(False)
     return process, ours
+
+
+def _control_sockets() -> tuple[socket.socket, socket.socket]:
+    """Returns the ends of the scheduler, which never waits in a send, and of the supervisor."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def _path_as_text(value: object) -> str:

@@ -47,8 +47,8 @@ class FileCopy:
 
 
 class Progress:
-    """Logs the progress of threads that read `total` bytes. It has lines instead of a bar: the output of a worker is a pipe of
-    the launcher."""
+    """Logs the progress of threads that read `total` bytes. It writes lines and no bar, because the launcher reads the
+    output of a worker through a pipe."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -72,8 +72,8 @@ def load_weights(
     is_unused: Callable[[str], bool],
     own_name: Callable[[str], str] = str,
 ) -> None:
-    """Copies every weight of the checkpoint in `folder` to `model`. `own_name` is the model's name of a tensor, by
-    default that of the checkpoint. Tensors whose own name `is_unused` are skipped. Raises ModelError."""
+    """Copies every weight of the checkpoint in `folder` to `model`. `own_name` maps the checkpoint's name of a tensor to
+    the model's; by default they are equal. It skips tensors if `is_unused` of the model's name. Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(weight_mapping(model))
     progress = Progress(sum(file.stat().st_size for file in files))

@@ -44,8 +44,8 @@ def _load(pointers, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: 
 def _load_rows(
     source, row, tile, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr
 ):
-    """Returns rows from `row` on of one head. `source`: a pointer to row 0 of the head, the stride of rows, the descriptor
-    of `_tiles` or None, and the column there with which the head begins. `tile`: offsets [rows, columns] from a row."""
+    """Returns the rows of one head that begin at `row`. `source`: a pointer to row 0 of the head, the stride of rows, the
+    descriptor of `_tiles` or None, and the head's first column in that. `tile`: offsets [rows, columns] from a row."""
     pointer, stride, tiles, first_column = source
     if MASK_ROWS or tiles is None:
         loaded = _load(pointer + row * stride + tile, in_rows, in_columns, MASK_ROWS, MASK_COLUMNS)
