@@ -57,7 +57,28 @@ def test_single_characters_are_escaped(pattern: str, text: str) -> None:
     assert re.fullmatch(pattern, json.loads(f'"{text}"'))
 
 
-@pytest.mark.parametrize("pattern", ["(?=a)", "x(?!b)", '["]', r"[\n\\]", "[b-a]", r"[\pL]"])
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        (r"\u{22}", '"'),
+        (r"\u{5C}\cJ", "\\\n"),
+        (r"\u{1F600}\u{2e}", "\U0001f600."),
+        (r"\uD83D\uDE00", "\U0001f600"),
+        (r"[\u{61}-\x63\ud83d\ude00]+", "b\U0001f600"),
+    ],
+)
+def test_escapes_that_python_does_not_have(pattern: str, value: str) -> None:
+    assert re.fullmatch(of_text(pattern), json.dumps(value, ensure_ascii=False)[1:-1])
+    assert not re.fullmatch(of_text(pattern), value + ".")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(?=a)", "x(?!b)", '["]', r"[\n\\]", "[b-a]", r"[\pL]"),
+        *(r"\ud83d", r"[\ud800-\udfff]", r"\u{110000}", r"[\u{22}]"),
+    ],
+)
 def test_unsupported_syntax_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not supported|not a range"):
         of_text(pattern)

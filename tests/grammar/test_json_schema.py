@@ -193,6 +193,10 @@ def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
         ({"type": "string", "pattern": ["a"]}, "`pattern` must be a regular expression"),
         ({"type": "string", "maxLength": "3"}, "`maxLength` must be a whole number"),
         ({"type": "object", "patternProperties": {"(?=a)": {}}}, "lookaheads"),
+        (
+            {**obj({"a": INTEGER}), "patternProperties": {r"^\u{61}$": {}}},
+            "not supported with .* beside `properties`",
+        ),
         ({"required": [{"a": 1}]}, "`required` must be a list of names"),
         ({"required": "a"}, "`required` must be a list of names"),
         ({"enum": 5}, "`enum` must be a list"),

@@ -41,10 +41,14 @@ _SPACE_TO_SOME: Ranges = [(0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)]
 _LINE_ENDS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 
-_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)"
+# An escape of ECMA-262. Two surrogates are one character, as in its Unicode mode.
+ESCAPE = (
+    r"\\(?:x[0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
+)
 # A character class, an escape, a quantifier with its suffix, or the opening of a group or a lookahead.
-_TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{_ESCAPE}|\(\?[=!]?|[*+?}}]\??|.", re.DOTALL)
-_MEMBER = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
+_TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{ESCAPE}|\(\?[=!]?|[*+?}}]\??|.", re.DOTALL)
+_MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 
 
 def of_text(pattern: str) -> str:
@@ -64,22 +68,35 @@ def _spelled(token: str) -> str:
     if (named := _named(token)) is not None:
         return _written(named)
     character = _character(token)
-    escaped = json.dumps(character, ensure_ascii=False)[1:-1]
-    if escaped == character or len(character) > 1:
+    if len(character) > 1:
         return token
+    escaped = json.dumps(character, ensure_ascii=False)[1:-1]
+    if escaped == character:
+        is_code = len(token) > 2
+        return _range((ord(character), ord(character))) if is_code else token
     return "(?:" + escaped.replace("\\", r"\\") + ")"
 
 
 def _character(token: str) -> str:
-    """Returns the character that a token stands for; the token itself if it is not a single character."""
+    """Returns the character that a token stands for; the token itself if it is not a single character. Raises
+    ValueError for the code of no character."""
     if len(token) < 2 or token[0] != "\\":
         return token
-    if token[1] in "xu" and len(token) > 2:
-        digits = token[2:]
-        return chr(int(digits, base=16))
+    if token[1] in "xuc" and len(token) > 2:
+        code = _code(token)
+        if code > _LAST or 0xD800 <= code <= 0xDFFF:
+            raise ValueError(f"`{token}` is not supported: no character has this code")
+        return chr(code)
     if token[1].isalnum():
         return _CONTROLS.get(token[1], token)
     return token[1]
+
+
+def _code(escape: str) -> int:
+    if escape[1] == "c":
+        return ord(escape[2]) % 32
+    first, *second = (int(digits.strip("{}"), base=16) for digits in re.split(r"\\[xu]", escape)[1:])
+    return 0x10000 + ((first - 0xD800) << 10) + second[0] - 0xDC00 if second else first
 
 
 def _named(token: str) -> Ranges | None:
@@ -144,7 +161,7 @@ def _written(ranges: Ranges) -> str:
     safe = _complement(others)
     if not safe:
         raise ValueError("a class of characters that JSON must escape is not supported")
-        # A class that reaches the last code point is written negated: its text then stays within ASCII.
+    # A class that reaches the last code point is written negated: its text then stays within ASCII.
     if safe[-1][1] == _LAST:
         return "[^" + "".join(map(_range, others)) + "]"
     return "[" + "".join(map(_range, safe)) + "]"

@@ -80,3 +80,8 @@ def test_alternatives_have_the_lengths_of_all() -> None:
 def test_refusals_give_the_reason(pattern: str, reason: str) -> None:
     with pytest.raises(Inexact, match=reason):
         bounded(pattern, 1, 3)
+
+
+def test_an_escape_is_one_character() -> None:
+    assert bounded(r"^\u{61}\cJ*$", 3, 5) == r"^\u{61}\cJ{2,4}$"
+    assert bounded(r"^\ud83d\ude00+$", 2, 2) == r"^\ud83d\ude00{2,2}$"

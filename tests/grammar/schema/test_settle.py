@@ -31,8 +31,8 @@ def test_numbers_without_a_value(low: tuple[str, ...], high: tuple[str, ...], ki
         assert (settle(schema) is not False) == is_possible, schema
 
 
-@pytest.mark.parametrize("kind", ["integer", "number"])
-def test_the_tighter_bounds_count(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer"]])
+def test_the_tighter_bounds_count(kind: str | list[str]) -> None:
     for limits in itertools.product((1, 2), repeat=4):
         keys = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
         schema = {"type": kind, **dict(zip(keys, limits, strict=True))}

@@ -6,12 +6,15 @@ import math
 import re
 from dataclasses import dataclass
 
+from mla_router.worker.grammar.json_pattern import ESCAPE
 from mla_router.worker.grammar.schema.values import Inexact
 
 _TOKEN = re.compile(
     r"""
       (?P<set>\[\^?(?:[^\]\\]|\\.)*\])
-    | (?P<escape>\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.))
+    | (?P<escape>"""
+    + ESCAPE
+    + r""")
     | (?P<times>(?:[*+?]|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})\??)
     | (?P<open>\((?:\?:)?(?!\?))
     | (?P<close>\))

@@ -96,7 +96,7 @@ def _multiples(part: Schema) -> Any:
 
 
 def _is_empty(part: Schema) -> bool:
-    if part["type"] == "integer":
+    if types_of(part) == ["integer"]:
         low, high = integer_range(part)
         return low is not None and high is not None and low > high
     lows = [part[key] for key in ("minimum", "exclusiveMinimum") if key in part]
@@ -188,7 +188,9 @@ def _check_patterns(part: Schema) -> None:
         for name in part.get("properties", {}):
             try:
                 matches = re.search(pattern, name) or re.search(pattern, name, re.ASCII)
-            except re.error:
-                matches = None  # refused later, with its place
+            except re.error as error:
+                raise Inexact(
+                    f"`patternProperties` is not supported with `{pattern}` beside `properties` ({error})"
+                ) from None
             if matches:
                 raise Inexact(f"`patternProperties` must not match `{name}`, one of `properties`")
