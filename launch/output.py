@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
@@ -16,6 +17,9 @@ class Output:
     """Lines on one stream, in colour on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            # A worker's line may have characters that the encoding of this process's locale lacks
+            stream.reconfigure(errors="backslashreplace")
         self._stream = stream
         self._coloured = stream.isatty()
 

@@ -18,7 +18,7 @@ class NoPortError(RuntimeError):
 
 
 class ClaimedPorts:
-    """Claims `count` ports from `base` upwards until the end of the block.
+    """Claims `count` ports of the numeric address `host`, from `base` upwards, until the end of the block.
 
     The ports are free, no other launcher has claimed them, and none is in `keep_off`. Raises NoPortError.
     """
@@ -61,7 +61,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # The same option as in the worker: a port with old connections in TIME_WAIT is free, one with a listener is
         # not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

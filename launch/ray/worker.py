@@ -92,7 +92,8 @@ class RayWorker:
         """Adds the worker to the rotation when it is healthy, and removes it when cancelled."""
         await until_healthy(host, port)
         url = f"http://{host}:{port}"
-        self._router.add_worker(url)
+        with suppress(RouterError):  # an operator may have added it
+            self._router.add_worker(url)
         try:
             on_ready(url)
             await asyncio.Future()

@@ -183,7 +183,7 @@ class _Flag(TypedDict):
     name: str
     heading: str | None
     value_name: str | None  # None: the flag takes no value
-    several: bool  # the flag takes any number of values
+    nargs: Literal["+", "*"] | None  # argparse's, if the flag takes several values
     default: str | None
     help: str
     choices: list[str]
@@ -291,10 +291,12 @@ class Router:
         """The URL at which the router listens."""
 
     def add_worker(self, url: str) -> None:
-        """Registers a worker. It gets requests after its first good health check."""
+        """Registers a worker. It gets requests after its first good health check. Raises RouterError if there is one with this
+        URL, and ValueError if it is no URL of a worker."""
 
     def remove_worker(self, url: str) -> None:
-        """Removes a worker. Its requests in flight may finish."""
+        """Removes a worker. Its requests in flight may finish. Raises RouterError if it is not registered, and ValueError if
+        it is no URL of a worker."""
 
     def workers(self) -> list[_Worker]:
         """Returns the workers and their state, in the order of registration."""

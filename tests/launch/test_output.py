@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from mla_router.launch.output import Output
 
@@ -20,6 +21,13 @@ def test_a_full_disk_loses_lines_only() -> None:
         text = lines.read()
     assert text.endswith("after\n")
     assert len(text) < 100_000, "it keeps what it could not write"
+
+
+def test_characters_that_the_locale_lacks_are_escaped(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w+", encoding="latin-1") as file:
+        Output(file).worker(0, "é, 50% ███")
+        file.seek(0)
+        assert file.read() == "[worker 0] é, 50% \\u2588\\u2588\\u2588\n"
 
 
 def test_a_reader_that_leaves_ends_the_output_only() -> None:

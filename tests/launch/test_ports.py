@@ -30,6 +30,13 @@ def test_ports_follow_the_base() -> None:
     assert second > base
 
 
+def test_ports_of_an_ipv6_address() -> None:
+    (base,) = free_ports(1)
+    with socket.create_server(("::1", base), family=socket.AF_INET6):
+        (port,) = choose_ports("::1", base, 1, keep_off=frozenset())
+        assert port > base
+
+
 def test_a_taken_port_is_passed_over(taken: int) -> None:
     ports = choose_ports(LOCAL, taken, 2, keep_off=frozenset())
     assert taken not in ports

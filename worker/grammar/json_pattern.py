@@ -95,7 +95,9 @@ def _character(token: str) -> str:
 def _code(escape: str) -> int:
     if escape[1] == "c":
         return ord(escape[2]) % 32
-    first, *second = (int(digits.strip("{}"), base=16) for digits in re.split(r"\\[xu]", escape)[1:])
+    first, *second = (
+        int(digits.strip("{}"), base=16) for digits in re.split(r"\\[xu]", escape)[1:]
+    )
     return 0x10000 + ((first - 0xD800) << 10) + second[0] - 0xDC00 if second else first
 
 

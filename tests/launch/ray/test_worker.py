@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mla_router import RouterError
 from mla_router.launch.output import Output
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker.config import WorkerConfig
@@ -127,6 +128,20 @@ def test_a_lost_worker_leaves_the_rotation_and_gets_another_place() -> None:
         log = fleet.log.getvalue()
         assert log.count("[worker 0] one\n[worker 0] two\n") == 2
         assert "worker 0 was lost: its node has died; starting it again in 0.01 s" in log
+
+    run(check)
+
+
+def test_a_worker_that_an_operator_has_added_is_ready() -> None:
+    async def check(address: list[Any]) -> None:
+        fleet = Fleet([{"address": address}])
+        fleet.router.add_worker = refuse  # type: ignore[method-assign]
+        fleet.supervisor.start()
+        await fleet.supervisor.all_ready()
+        await fleet.supervisor.stop(1.0)
+
+    def refuse(url: str) -> None:
+        raise RouterError(f"worker {url} is already registered")
 
     run(check)
 
