@@ -48,7 +48,7 @@ class WorkerConfig(Settings):
         self.check_values()
         if not re.fullmatch(r"(\d{1,4}(,\d{1,4})*)?", self.cuda_graph_bs):
             raise ConfigError(
-                f"--cuda-graph-bs {self.cuda_graph_bs}: must be numbers separated by commas"
+                f"--cuda-graph-bs {self.cuda_graph_bs}: give batch sizes, such as 1 2 4 8"
             )
         if self.tp_size % self.ep_size:
             raise ConfigError(f"--ep-size {self.ep_size}: must divide --tp-size {self.tp_size}")
@@ -68,7 +68,7 @@ class WorkerConfig(Settings):
             raise ConfigError(f"--node-rank {self.node_rank}: set --nnodes, which is 1")
         self._check_speculation()
         if self.chunked_prefill_size == 0:
-            raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
+            raise ConfigError("--chunked-prefill-size 0: give at least 1, or -1 for whole prompts")
 
     def _check_nodes(self) -> None:
         flag = f"--nnodes {self.nnodes}"
@@ -79,7 +79,7 @@ class WorkerConfig(Settings):
                 f"{flag}: must divide --dp-size {self.attn_dp_size} with --enable-dp-attention: each DP rank is on one node"
             )
         if self.node_rank >= self.nnodes:
-            raise ConfigError(f"--node-rank {self.node_rank}: less than {flag}")
+            raise ConfigError(f"--node-rank {self.node_rank}: must be less than {flag}")
         if not self.dist_init_addr:
             raise ConfigError(f"{flag}: give --dist-init-addr HOST:PORT, the same on all nodes")
         if len(self.dist_key) < MIN_DIST_KEY:
@@ -89,13 +89,12 @@ class WorkerConfig(Settings):
 
     def _check_speculation(self) -> None:
         flag = "--speculative-algorithm"
-        steps, rows = self.speculative_num_steps, self.speculative_num_draft_tokens
+        rows = self.speculative_num_draft_tokens
         if self.speculative_algorithm == "none":
-            if steps or rows or self.speculative_draft_model_path:
-                raise ConfigError(
-                    f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {rows}, --speculative-draft-model-path "
-                    f"{self.speculative_draft_model_path!r}: need {flag} NEXTN, EAGLE or NGRAM"
-                )
+            for spec in dataclasses.fields(self):
+                value, other = getattr(self, spec.name), "--" + spec.name.replace("_", "-")
+                if other.startswith("--speculative-") and value != spec.default:
+                    raise ConfigError(f"{other} {value}: needs {flag} NEXTN, EAGLE or NGRAM")
             return
         if self.speculative_algorithm == "NGRAM" and self.speculative_draft_model_path:
             raise ConfigError(

@@ -365,7 +365,7 @@ class Settings:
     )
     speculative_num_steps: int = _flag(
         0,
-        "drafts of a request behind each other in each step; 0: 3 with --speculative-algorithm, in steps of batch sizes for which drafts pay by "
+        "length of a chain of drafts, or depth of a tree of them; 0: 3 in steps of the batch sizes for which drafts save time, by "
         "measured times, and none in other steps",
         low=0,
         high=7,
@@ -379,8 +379,8 @@ class Settings:
     )
     speculative_eagle_topk: int = _flag(
         1,
-        "1: drafts are a chain; more: with NEXTN and EAGLE they are a tree of the depth --speculative-num-steps, of which in each depth so "
-        "many nodes are expanded into so many children each (EAGLE-2)",
+        "1: drafts are a chain; K above 1, with NEXTN and EAGLE: they are a tree (EAGLE-2), in which the best K nodes of each depth "
+        "have K children each",
         low=1,
         high=16,
     )

@@ -44,7 +44,7 @@ class RayCluster:
                 _check_reachable(address)
             ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (OSError, RayError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
             raise ClusterError(
                 f"--ray-address {address}: {reason}; start a node on this machine with `ray start`"
             ) from error

@@ -151,9 +151,7 @@ def test_an_address_without_a_cluster_is_one_line() -> None:
     flags = ["--use-ray", f"--ray-address=127.0.0.1:{port}"]
     with processes.running(["-m", "mla_router.launch_server", *flags], "", None) as server:
         assert server.process.wait() == 1
-        error = (
-            f"error: --ray-address 127.0.0.1:{port}: [Errno 111] Connection refused; start a node"
-        )
+        error = f"error: --ray-address 127.0.0.1:{port}: Connection refused; start a node"
         assert server.output().startswith(error)
         assert server.output().count("\n") == 1
 

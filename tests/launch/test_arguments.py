@@ -190,7 +190,7 @@ def test_sglang_short_names(model: Path) -> None:
         (["--page-size", "7"], "--page-size"),
         (["--tp", "2", "--ep", "4"], "--ep-size 4: must divide"),
         (["--tp", "3", *NODES], "--nnodes 2: must divide --tp-size 3"),
-        (["--tp", "2", "--node-rank", "2", *NODES], "--node-rank 2: less than --nnodes 2"),
+        (["--tp", "2", "--node-rank", "2", *NODES], "--node-rank 2: must be less than --nnodes 2"),
         (["--node-rank", "1"], "--node-rank 1: set --nnodes"),
         (["--tp", "2", "--nnodes", "2"], "--nnodes 2: give --dist-init-addr"),
         (["--tp", "2", *NODES[:-1], "short"], "--nnodes 2: set MLA_ROUTER_DIST_KEY"),

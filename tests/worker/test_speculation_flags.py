@@ -35,8 +35,9 @@ def test_number_of_drafts(settings: dict[str, Any], drafts: int) -> None:
     [
         ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3: choose one of"),
         ({"speculative_algorithm": "EAGLE"}, "EAGLE: give --speculative-draft-model-path"),
-        ({"speculative_num_steps": 2}, "--speculative-num-steps 2, .* NEXTN, EAGLE or NGRAM"),
-        ({"speculative_draft_model_path": "x"}, "-path 'x': need .* NEXTN, EAGLE or NGRAM"),
+        ({"speculative_num_steps": 2}, "--speculative-num-steps 2: needs .* NEXTN, EAGLE or NGRAM"),
+        ({"speculative_draft_model_path": "x"}, "-path x: needs .* NEXTN, EAGLE or NGRAM"),
+        ({"speculative_eagle_topk": 4}, "-topk 4: needs .* NEXTN, EAGLE or NGRAM"),
         ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "num-steps \\+ 1, 3;"),
         ({"speculative_eagle_topk": 17}, "--speculative-eagle-topk 17: "),
         (

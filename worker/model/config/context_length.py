@@ -11,6 +11,6 @@ def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
     length = config.context_length or model.max_position_embeddings
     if length > model.max_position_embeddings:
         raise ConfigError(
-            f"--context-length {length}: the model goes to {model.max_position_embeddings}"
+            f"--context-length {length}: at most {model.max_position_embeddings}, the model's limit"
         )
     return length
