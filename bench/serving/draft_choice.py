@@ -32,7 +32,7 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.messages import Deltas, Generate, Shutdown, ToScheduler, ToServer
 from mla_router.worker.scheduler.scheduler import Scheduler
-from speculation import NOISE_ALONE, Row, WrongDrafts
+from speculation import NOISE_ALONE, Row, WrongDrafts, without_drafts
 
 PATTERN = 1024  # steps until the wrong drafts are at the same places again
 
@@ -92,7 +92,7 @@ def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
 
 
 def serve(engine: Engine, config: WorkerConfig, size: int, inputs: int, outputs: int) -> Row:
-    """Returns the tokens a second of `size` requests, and the share of tokens that were drafts."""
+    """Returns the tokens a second of `size` requests, and the decode steps of a request with drafts for each of its tokens."""
     draw, vocab_size = random.Random(size), engine.model.config.vocab_size
     requests = Requests(
         [
@@ -116,7 +116,7 @@ def main() -> None:
     args, config = parse_args()
     logging.basicConfig(level="WARNING")
     kind = config.speculative_algorithm
-    plain = replace(config, speculative_algorithm="none", speculative_draft_model_path="")
+    plain = without_drafts(config)
     chosen = replace(config, speculative_algorithm="NEXTN" if kind == "none" else kind)
     before: dict[int, float] = {}
     rows: list[dict[str, Any]] = []

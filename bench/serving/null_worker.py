@@ -104,8 +104,10 @@ def schedule(step_s: float, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "schedule":
-        schedule(float(sys.argv[2]) / 1000, sys.argv[3:])
-    else:
-        here = [sys.executable, __file__, "schedule", sys.argv[1]]
-        sys.exit(main(sys.argv[2:], here))
+    match sys.argv[1:]:
+        case ["schedule", step_ms, *argv]:
+            schedule(float(step_ms) / 1000, argv)
+        case [step_ms, *argv] if step_ms.replace(".", "", 1).isdecimal():
+            sys.exit(main(argv, [sys.executable, __file__, "schedule", step_ms]))
+        case _:
+            sys.exit(__doc__)

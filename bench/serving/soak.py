@@ -255,11 +255,14 @@ async def chaos(clients: Clients, until: float, struck: Counter[str]) -> None:
         victims = processes(title)
         if not victims:
             continue
+        victim = rng.choice(victims)
+        try:
+            os.kill(victim, number)
+        except ProcessLookupError:  # a process of a grammar ends with its last request
+            continue
         struck[fault] += 1
         clients.strikes += 1
         clients.trouble = fault
-        victim = rng.choice(victims)
-        os.kill(victim, number)
         if number == signal.SIGSTOP:
             await asyncio.sleep(rng.uniform(2, 8))
             with contextlib.suppress(ProcessLookupError):  # it was replaced in the meantime

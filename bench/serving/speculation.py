@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,12 @@ def compare(rows: list[Row], prompts: list[Row]) -> None:
         row.update({n: round(v, 3) for n, v in row.items() if isinstance(v, float)})
 
 
+def without_drafts(config: WorkerConfig) -> WorkerConfig:
+    """Returns the settings without those of speculative decoding."""
+    own = (spec for spec in fields(config) if spec.name.startswith("speculative_"))
+    return replace(config, **{spec.name: spec.default for spec in own})
+
+
 def measure_all(
     load: Loader, args: argparse.Namespace, config: WorkerConfig
 ) -> tuple[list[Row], list[Row]]:
@@ -236,9 +242,7 @@ def measure_all(
                 speculative_num_steps=drafts,
             )
         else:
-            settings = replace(
-                config, speculative_algorithm="none", speculative_draft_model_path=""
-            )
+            settings = without_drafts(config)
         engine = load(settings)
         of_decode, of_prompts = measure(engine, args)
         rows += of_decode

@@ -31,7 +31,7 @@ async def run(
     max_concurrency: int | None,
     on_outcome: Callable[[Outcome], None],
 ) -> None:
-    """Runs all conversations, each from its start time. Returns one outcome for every turn."""
+    """Runs all conversations, each from its start time `due`. `on_outcome` gets the outcome of every turn."""
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     loop = asyncio.get_running_loop()
     start = loop.time()
