@@ -35,11 +35,12 @@ impl LastActivity {
 
     /// Records a byte. Returns the length in milliseconds of the silence that it ends.
     pub(super) fn record_byte(&self, now: Instant) -> u64 {
-        let (at, before) = (self.millis(now), self.last_byte.load(Ordering::Relaxed));
-        if before >= at {
+        let at = self.millis(now);
+        if self.last_byte.load(Ordering::Relaxed) >= at {
             return 0;
         }
-        self.last_byte.store(at, Ordering::Relaxed);
+        // Another thread may have recorded a later byte meanwhile.
+        let before = self.last_byte.fetch_max(at, Ordering::Relaxed);
         at.saturating_sub(before.max(self.busy_since.load(Ordering::Relaxed)))
     }
 
@@ -105,6 +106,25 @@ mod tests {
         assert_eq!(activity.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(activity.record_byte(at(15)), 0, "it was idle until then");
         assert!(activity.received_since(at(5)) && !activity.received_since(at(20)));
+    }
+
+    #[test]
+    fn a_recorded_byte_is_not_forgotten_for_an_earlier_one() {
+        let born = Instant::now();
+        let activity = LastActivity::new(born);
+        let clock = AtomicU64::new(1);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..300_000 {
+                        let now =
+                            born + Duration::from_millis(clock.fetch_add(1, Ordering::Relaxed));
+                        activity.record_byte(now);
+                        assert_eq!(activity.silent_for(now), Duration::ZERO);
+                    }
+                });
+            }
+        });
     }
 
     #[test]
