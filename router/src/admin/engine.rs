@@ -15,6 +15,7 @@ use tokio::{task::JoinSet, time::timeout};
 use super::Shared;
 use crate::{
     config::ApiKey,
+    error::Error,
     fleet::{
         Backend,
         registry::{backends, replicas_of},
@@ -76,8 +77,8 @@ fn reports(status: StatusCode, answers: &[Answer]) -> Response {
 }
 
 /// Empties the prefix cache of every worker, and the part of the tree that belongs to it. A worker that fails
-/// keeps both.
-pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
+/// keeps both. Fails with Draining if the router ends before.
+pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Result<Response, Error> {
     // A task of its own goes on if the client leaves: the tree must forget whatever the workers have flushed.
     let flushing = tokio::spawn(async move {
         let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
@@ -88,9 +89,10 @@ pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response 
         }
         answers
     });
-    let answers = flushing.await.expect("contract: it does not panic");
+    // An error means that the task was aborted with its runtime.
+    let answers = flushing.await.map_err(|_| Error::Draining)?;
     let all = answers.iter().all(Answer::is_success);
-    reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
+    Ok(reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers))
 }
 
 /// Aborts a request, or with `abort_all` all requests, those that wait in the router included. The router does not record
@@ -195,4 +197,34 @@ pub(super) async fn load(State(router): Shared) -> Json<Value> {
         }
     }
     Json(ranks.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+
+    use tokio::{net::TcpListener, runtime};
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn a_flush_that_is_cut_off_by_the_end_of_its_runtime_is_refused() {
+        let new =
+            || runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (ending, other) = (new(), new());
+        // Accepts connections and never answers.
+        let worker = ending.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let url = format!("http://{}", worker.local_addr().expect("an address"));
+        let config = Config { worker_urls: vec![url.parse().expect("a URL")], ..Config::default() };
+        let entered = ending.enter();
+        let router = Router::new(config).expect("a config to start with");
+        drop(entered);
+        let mut flushing = pin!(flush_cache(State(router), Bytes::new()));
+        let begun = poll_fn(|cx| Poll::Ready(flushing.as_mut().poll(cx).is_pending()));
+        assert!(ending.block_on(begun));
+        drop(ending);
+        let refused = other.block_on(flushing).expect_err("it was cut off");
+        assert_eq!(refused, Error::Draining);
+    }
 }
