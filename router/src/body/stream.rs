@@ -109,8 +109,7 @@ impl EventStream {
         head.headers.remove(header::CONTENT_LENGTH);
         let replay = Replay::take(&mut head.headers).filter(|_| job.request.is_replayable());
         if replay.is_none() {
-            // The body is not needed again, and may be large.
-            job.request.drop_body();
+            job.request.release();
         }
         let config = &job.router.config;
         let limits = Limits {

@@ -206,7 +206,7 @@ mod tests {
         let mut job =
             Job::new(&router, Endpoint::OtherV1, request, None, in_flight, None, &timer).await;
         assert_eq!(job.model(), Some(ModelName::new("m")));
-        job.request.drop_body();
+        job.request.release();
         assert_eq!(job.model(), Some(ModelName::new("m")));
         router.retire();
     }

@@ -88,8 +88,11 @@ impl WorkerRequest {
         self.headers.insert(continuation::SIGNATURE, signature);
     }
 
-    /// Frees the body of a request that will not be sent again.
-    pub fn drop_body(&mut self) {
+    /// Frees the memory of a request that will not be sent again: its body, and its head, which may be views of the same
+    /// buffer.
+    pub fn release(&mut self) {
+        self.uri = Uri::default();
+        self.headers = HeaderMap::new();
         self.body = Bytes::new();
         self.memory = None;
     }
@@ -112,5 +115,25 @@ impl WorkerRequest {
         }
         let Self { method, uri, headers: fields, .. } = self;
         OutgoingRequest { method, uri, fields, replaced, body }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    #[test]
+    fn a_released_request_frees_the_buffer_that_it_was_read_to() {
+        let read = Bytes::from(b"/generate value body".to_vec());
+        let uri = Uri::from_maybe_shared(read.slice(..9)).expect("a path");
+        let value = HeaderValue::from_maybe_shared(read.slice(10..15)).expect("text");
+        let head = Request::post(uri).header("name", value).body(()).expect("a request");
+        let (head, ()) = head.into_parts();
+        let mut request = WorkerRequest::new(head, read.slice(16..), None, false);
+        assert!(!read.is_unique());
+        request.release();
+        assert!(read.is_unique());
     }
 }

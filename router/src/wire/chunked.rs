@@ -62,6 +62,10 @@ impl Chunked {
             self.at = self.after(byte)?;
             unread.advance(1);
         }
+        if unread.is_empty() {
+            // An empty view would keep the buffer of its read.
+            *unread = Bytes::new();
+        }
         Ok(None)
     }
 
@@ -138,6 +142,15 @@ mod tests {
         let place = unread.as_ptr().wrapping_add(3);
         let data = Chunked::new().next(&mut unread).expect("well-formed").expect("data");
         assert_eq!((data.as_ptr(), data.len()), (place, 4));
+    }
+
+    #[test]
+    fn the_buffer_of_a_read_is_free_after_its_data() {
+        let read = Bytes::from(b"4\r\nabcd\r\n".to_vec());
+        let (mut unread, mut chunked) = (read.clone(), Chunked::new());
+        drop(chunked.next(&mut unread).expect("well-formed").expect("data"));
+        assert_eq!(chunked.next(&mut unread), Ok(None));
+        assert!(read.is_unique());
     }
 
     #[test]

@@ -16,8 +16,9 @@ use super::transport::Transport;
 /// Bytes of one read. The head and the body of most requests fit.
 const READ: usize = 32 << 10;
 
-/// A read of at least so many bytes keeps the buffer. Fewer bytes are copied to one of their size.
-const KEEPS_BUFFER: usize = READ / 4;
+/// A read of at least so many bytes keeps the buffer, which a request may hold until its response ends. Fewer bytes are
+/// copied to one of their size.
+const KEEPS_BUFFER: usize = READ / 2;
 
 thread_local! {
     /// The buffer for the next read of this thread. A connection that waits has none.
