@@ -59,8 +59,6 @@ pub(super) enum Next {
 pub(super) struct Orders {
     /// Responses close the connection.
     pub(super) closes: bool,
-    /// Uploads end with `Draining`.
-    pub(super) drains: bool,
     /// The connection is closed instead of waiting for another request.
     pub(super) leaves: bool,
 }
@@ -279,11 +277,7 @@ impl ClientStream {
                 written => self.invitation = &self.invitation[written..],
             }
         }
-        let polled = match read(self, cx) {
-            Poll::Pending if self.orders.drains => return Poll::Ready(Err(Error::Draining)),
-            polled => polled,
-        };
-        match polled {
+        match read(self, cx) {
             Poll::Ready(Ok(0)) => Poll::Ready(Err(Error::BadBody("it is incomplete".to_owned()))),
             Poll::Ready(Ok(count)) => {
                 self.waiting = None;

@@ -194,7 +194,6 @@ impl Serving {
                 let present = *lifecycle.borrow_and_update();
                 stream.lock().orders = Orders {
                     closes: present != Lifecycle::Serving,
-                    drains: present == Lifecycle::Draining,
                     leaves: match present {
                         Lifecycle::Serving | Lifecycle::Draining => false,
                         // A client that has just connected is about to send a request.

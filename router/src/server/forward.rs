@@ -26,17 +26,14 @@ pub(super) async fn forward(
     timer: &SharedTimer,
     log: Option<&Arc<RequestLog>>,
 ) -> Result<Response<ResponseBody>, Error> {
-    if router.gate.is_draining() {
-        return Err(Error::Draining);
-    }
+    // Entered before the upload: a drain waits for the requests that have begun.
+    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let client = router.queue.client(request.headers(), address);
     let reading = AbortCount(Some(router));
     let (head, body) = request.into_parts();
     let body = body.read(router.config.max_payload_size, &router.bodies).await;
     let (body, memory) = reading.disarm(body)?;
     let request = WorkerRequest::new(head, body, memory, router.config.has_keys());
-    // Entered after the upload: a drain does not wait for uploads.
-    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let mut job = Job::new(router, endpoint, request, client, in_flight, log.cloned(), timer).await;
     if job.key.as_ref().is_some_and(|key| key.continues) {
         let message =

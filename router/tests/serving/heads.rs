@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use mla_router::Config;
 use serde_json::Value;
-use tokio::{net::TcpStream, time::Instant};
+use tokio::time::Instant;
 
 use crate::support::{Client, FakeWorker, Raw, config, post, router, secs};
 
@@ -295,15 +295,26 @@ async fn refusal_arrives_during_the_upload() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upload_does_not_delay_a_drain() {
+async fn a_drain_waits_for_an_upload_and_a_stop_refuses_it() {
     let worker = FakeWorker::plain().await;
-    let router = router(config(), &[&worker]).await;
-    let head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx";
-    let raw = Raw::send(router.local_addr(), head.as_bytes()).await;
-    // A later connection is served after the router has read the first one.
-    drop(TcpStream::connect(router.local_addr()).await.expect("it listens"));
-    Client::connect(router.local_addr()).await.get("/liveness").await;
-    assert!(router.drain(Duration::from_secs(60)).await);
-    let (status, code) = refusal(&raw.read_to_close().await);
-    assert_eq!((status, code.as_str()), (503, "draining"));
+    for ends_in_time in [true, false] {
+        let router = router(config(), &[&worker]).await;
+        let gate = &router.router().gate;
+        let head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{";
+        let mut raw = Raw::send(router.local_addr(), head.as_bytes()).await;
+        while gate.in_flight() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!router.drain(Duration::from_millis(1)).await, "the upload has begun");
+        if ends_in_time {
+            raw.send_more(b"}").await;
+            assert!(router.drain(Duration::from_secs(60)).await);
+            let answer = raw.read_to_close().await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        } else {
+            router.stop(Duration::from_millis(1)).await;
+            let refused = refusal(&raw.read_to_close().await);
+            assert_eq!(refused, (503, "draining".to_owned()));
+        }
+    }
 }
