@@ -18,7 +18,7 @@ impl UrlsFile {
         Self { path }
     }
 
-    async fn watch(self, mut follower: Follower) {
+    async fn watch(self, follower: Follower) {
         let path = self.path.clone();
         let read = move || fs::read_to_string(&path).map_err(|error| error.kind());
         DebouncedFileWatch::new()

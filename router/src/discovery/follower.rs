@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    mem,
     sync::{Arc, Weak},
 };
+
+use parking_lot::Mutex;
 
 use crate::{fleet::WorkerSpec, names::WorkerUrl, router::Router};
 
@@ -34,46 +35,97 @@ impl Listed {
 pub(super) struct Follower {
     router: Weak<Router>,
     source: &'static str,
-    /// The workers that this source has added.
-    added: WorkerSet,
+    shared: Arc<Mutex<SharedSets>>,
+}
+
+/// What the followers of a router share: a worker in several sources stays until it has left all of them.
+#[derive(Default)]
+pub(super) struct SharedSets {
+    /// The present set of each source.
+    sets: BTreeMap<&'static str, WorkerSet>,
+    /// The workers that were added, each with the source that it follows.
+    added: BTreeMap<WorkerUrl, (&'static str, Listed)>,
 }
 
 impl Follower {
-    pub(super) fn new(router: &Arc<Router>, source: &'static str) -> Self {
-        Self { router: Arc::downgrade(router), source, added: WorkerSet::new() }
+    pub(super) fn new(
+        router: &Arc<Router>,
+        source: &'static str,
+        shared: Arc<Mutex<SharedSets>>,
+    ) -> Self {
+        Self { router: Arc::downgrade(router), source, shared }
     }
 
-    /// Applies the present set of the source. A worker that has left the set finishes its requests.
-    pub(super) fn update(&mut self, found: WorkerSet) {
+    /// Applies the present set of the source. A worker that has left all sets finishes its requests.
+    pub(super) fn update(&self, found: WorkerSet) {
         let Some(router) = self.router.upgrade() else {
             return;
         };
-        let source = self.source;
-        let before = mem::take(&mut self.added);
-        for (url, was) in &before {
-            if found.get(url).is_none_or(|now| !now.is_same(was))
-                && let Err(error) = router.remove_worker(url)
-            {
-                tracing::debug!("{source}: {error}");
-            }
+        let mut shared = self.shared.lock();
+        let before = shared.sets.insert(self.source, found.clone()).unwrap_or_default();
+        for url in before.keys().filter(|url| !found.contains_key(url)) {
+            shared.leave(&router, self.source, url);
         }
         for (url, now) in found {
-            match before.get(&url).filter(|was| now.is_same(was)) {
-                Some(was) => {
-                    if was.ready != now.ready {
-                        router.withhold(&url, !now.ready);
-                    }
-                    self.added.insert(url, now);
+            shared.list(&router, self.source, url, now);
+        }
+    }
+}
+
+impl SharedSets {
+    /// Removes a worker that has left the set of the source that it follows, unless it can follow another source.
+    fn leave(&mut self, router: &Arc<Router>, source: &'static str, url: &WorkerUrl) {
+        let Some((_, was)) = self.added.get(url).filter(|(followed, _)| *followed == source) else {
+            return;
+        };
+        let mut others = self.sets.iter().filter_map(|(other, set)| Some((*other, set.get(url)?)));
+        let next = others.find(|(_, now)| now.ready).map(|(other, now)| (other, now.clone()));
+        match next {
+            Some((other, now)) if now.spec == was.spec => {
+                if !was.ready {
+                    router.withhold(url, false);
                 }
-                None if !now.ready => {}
-                None => match router.add_worker(now.spec.clone()) {
-                    Ok(_) => {
-                        tracing::info!("{source}: worker {url} added");
-                        self.added.insert(url, now);
-                    }
-                    Err(error) => tracing::debug!("{source}: {error}"),
-                },
+                self.added.insert(url.clone(), (other, now));
             }
+            next => {
+                self.remove(router, source, url);
+                if let Some((other, now)) = next {
+                    self.list(router, other, url.clone(), now);
+                }
+            }
+        }
+    }
+
+    /// Applies the present description of a worker in the set of `source`.
+    fn list(&mut self, router: &Arc<Router>, source: &'static str, url: WorkerUrl, now: Listed) {
+        if let Some((followed, was)) = self.added.get_mut(&url) {
+            if *followed != source {
+                return;
+            }
+            if now.is_same(was) {
+                if was.ready != now.ready {
+                    router.withhold(&url, !now.ready);
+                }
+                *was = now;
+                return;
+            }
+            self.remove(router, source, &url);
+        }
+        if now.ready {
+            match router.add_worker(now.spec.clone()) {
+                Ok(_) => {
+                    tracing::info!("{source}: worker {url} added");
+                    self.added.insert(url, (source, now));
+                }
+                Err(error) => tracing::debug!("{source}: {error}"),
+            }
+        }
+    }
+
+    fn remove(&mut self, router: &Router, source: &'static str, url: &WorkerUrl) {
+        self.added.remove(url);
+        if let Err(error) = router.remove_worker(url) {
+            tracing::debug!("{source}: {error}");
         }
     }
 }
@@ -104,7 +156,7 @@ mod tests {
     async fn the_set_follows_the_source_and_keeps_other_workers() {
         let config = Config { worker_urls: vec![url("http://own:1")], ..Config::default() };
         let router = Router::new(config).expect("a good config");
-        let mut follower = Follower::new(&router, "test");
+        let follower = Follower::new(&router, "test", Arc::default());
         let own = ("http://own:1".to_owned(), 0);
         follower.update(found(&[("http://a:1", "x"), ("http://own:1", "x"), ("http://b:1", "y")]));
         let (a, b) = (("http://a:1".to_owned(), 1), ("http://b:1".to_owned(), 2));
@@ -121,7 +173,7 @@ mod tests {
     #[tokio::test]
     async fn a_worker_that_is_not_ready_stays_registered_with_its_learned_state() {
         let router = Router::new(Config::default()).expect("a good config");
-        let mut follower = Follower::new(&router, "test");
+        let follower = Follower::new(&router, "test", Arc::default());
         let away = |instance: &str| WorkerSet::from([listed("http://a:1", instance, false)]);
         follower.update(away("x"));
         assert!(ids(&router).is_empty(), "it has never been ready");
@@ -139,9 +191,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_worker_in_several_sources_stays_until_it_has_left_all() {
+        let router = Router::new(Config::default()).expect("a good config");
+        let shared = Arc::<Mutex<SharedSets>>::default();
+        let [file, pods] =
+            ["file", "pods"].map(|source| Follower::new(&router, source, Arc::clone(&shared)));
+        let a = || ("http://a:1".to_owned(), 0);
+        file.update(found(&[("http://a:1", "")]));
+        pods.update(found(&[("http://a:1", "x")]));
+        file.update(WorkerSet::new());
+        assert_eq!(ids(&router), [a()], "the same worker");
+        // Now it follows the pods.
+        file.update(found(&[("http://a:1", "")]));
+        pods.update(WorkerSet::from([listed("http://a:1", "x", false)]));
+        let worker = router.find(&url("http://a:1")).expect("there");
+        assert!(worker.is_withheld());
+        pods.update(WorkerSet::new());
+        assert!(!worker.is_withheld(), "the file has it");
+        assert_eq!(ids(&router), [a()]);
+        pods.update(WorkerSet::from([listed("http://a:1", "y", false)]));
+        file.update(WorkerSet::new());
+        assert!(ids(&router).is_empty(), "the pod is not ready");
+        pods.update(found(&[("http://a:1", "y")]));
+        let (_, mut keyed) = listed("http://a:1", "", true);
+        keyed.spec.api_key = Some("key".parse().expect("a key"));
+        file.update(WorkerSet::from([(url("http://a:1"), keyed)]));
+        pods.update(WorkerSet::new());
+        assert_eq!(
+            ids(&router),
+            [("http://a:1".to_owned(), 2)],
+            "with another key it is added anew"
+        );
+    }
+
+    #[tokio::test]
     async fn a_worker_removed_by_hand_stays_removed() {
         let router = Router::new(Config::default()).expect("a good config");
-        let mut follower = Follower::new(&router, "test");
+        let follower = Follower::new(&router, "test", Arc::default());
         follower.update(found(&[("http://a:1", "x")]));
         router.remove_worker(&url("http://a:1")).expect("there");
         follower.update(found(&[("http://a:1", "x"), ("http://b:1", "x")]));

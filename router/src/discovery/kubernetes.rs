@@ -64,7 +64,7 @@ impl Pods {
     }
 
     /// Follows the pods. The known pods stay known while the API server is unreachable: workers serve without it.
-    async fn watch(self, mut follower: Follower) {
+    async fn watch(self, follower: Follower) {
         let wanted = watcher::Config::default().labels(&self.labels).timeout(WATCH_SECONDS);
         let mut events = pin!(watcher(self.api, wanted));
         let mut known = Known::default();

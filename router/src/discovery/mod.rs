@@ -51,9 +51,9 @@ impl Sources {
 
     /// Starts a task for each source. The tasks end when the set is dropped.
     pub(crate) fn follow(self, router: &Arc<Router>) -> JoinSet<()> {
-        let mut tasks = JoinSet::new();
+        let (mut tasks, shared) = (JoinSet::new(), Arc::default());
         for source in self.0 {
-            let follower = Follower::new(router, source.name());
+            let follower = Follower::new(router, source.name(), Arc::clone(&shared));
             tasks.spawn(source.follow(follower));
         }
         tasks
