@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from mla_router import __version__
 from mla_router.worker import flags as worker_flags
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.host import default_server_processes
+from mla_router.worker.host_limits import usable_cores
 from mla_router.worker.nodes.secret import derive
 
 # The launcher sets these for each worker, so they are not flags.
@@ -73,7 +73,7 @@ class Options:
     def worker(self, index: int, port: int, host: str = WORKER_HOST) -> WorkerConfig:
         """Returns the settings of one worker: its address, its devices, its share of the cores."""
         common = self.every_worker
-        cores = max(1, len(os.sched_getaffinity(0)) // len(self.workers_here))
+        cores = max(1, usable_cores() // len(self.workers_here))
         place = index - self.workers_here.start
         return dataclasses.replace(
             common,

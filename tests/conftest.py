@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mla_router.worker.host_limits import usable_cores, usable_memory
 from support.distribution import spread
 from support.procfs import descendants
 
@@ -66,9 +67,8 @@ def pytest_xdist_auto_num_workers() -> int:
     a third of their time; fewer if memory is short, and 0 (no further process) if tests share a GPU."""
     if _has_cuda():
         return 0
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(cores + cores // 2 + 1, memory // BYTES_OF_A_PROCESS, MAX_PROCESSES))
+    cores = usable_cores()
+    return max(1, min(cores + cores // 2 + 1, usable_memory() // BYTES_OF_A_PROCESS, MAX_PROCESSES))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from mla_router.launch import arguments
 from mla_router.launch.arguments import Options, parse, with_launcher_flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.host import default_server_processes
+from mla_router.worker.host_limits import usable_cores
 from support.processes import ROOT
 
 
@@ -65,7 +67,7 @@ def test_workers_of_several_ranks_have_as_many_devices_and_share_the_cores(model
     options = parsed(model, "--dp-size", "2", "--tp-size", "4", "--base-gpu-id", "1")
     workers = [options.worker(index, 31000 + index) for index in range(2)]
     assert [worker.base_gpu_id for worker in workers] == [1, 5]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     assert workers[0].cpu_threads == max(1, cores // 8)
 
 
@@ -78,13 +80,13 @@ def test_a_node_has_its_share_of_ranks_devices_and_cores(model: Path) -> None:
     assert worker.ranks_here == range(2, 4)
     assert worker.ranks_of(0) == range(2)
     assert worker.base_gpu_id == 1
-    assert worker.cpu_threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert worker.cpu_threads == max(1, usable_cores() // 2)
     assert not any("k" * 16 in argument for argument in worker.to_argv()), "ps would show it"
     assert worker.child_environment()["MLA_ROUTER_DIST_KEY"] == "k" * 16
 
 
 def test_the_cores_are_shared_by_default(model: Path) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     assert parsed(model, "--dp-size", "1").worker(0, 1).cpu_threads == cores
     assert parsed(model, "--dp-size", "1000").worker(0, 1).cpu_threads == 1
     assert parsed(model, "--cpu-threads", "5").worker(0, 1).cpu_threads == 5
@@ -282,7 +284,7 @@ def test_server_processes_by_cores(device: str, cores: int, processes: int) -> N
 
 
 def test_workers_share_the_cores(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(24))
+    monkeypatch.setattr(arguments, "usable_cores", lambda: 24)
     options = parsed(model, "--dp-size", "3", "--device", "cuda")
     assert [options.worker(index, 31000).tokenizer_worker_num for index in range(3)] == [2, 2, 2]
     told = parsed(model, "--dp-size", "3", "--device", "cuda", "--tokenizer-worker-num", "7")

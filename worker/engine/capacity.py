@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.speculation.drafter import NewDrafter
+from mla_router.worker.host_limits import usable_memory
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.spec import bytes_per_token, own_window
 from mla_router.worker.model.config.base import ModelConfig
@@ -54,10 +54,12 @@ def plan_capacity(
     # Rows of one kind of layers: with window pages, a token needs a row of each kind
     tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
     reason, mend = "", "--max-total-tokens"
-    if device.type == "cpu" and (size := tokens // kinds * token_bytes) > (memory := _memory()):
+    if device.type == "cpu" and (size := tokens // kinds * token_bytes) > (
+        memory := usable_memory()
+    ):
         raise ConfigError(
-            f"no room for KV cache: {tokens // kinds} tokens take {size / _GIB:.1f} GiB, and this machine has "
-            f"{memory / _GIB:.1f}; lower --max-total-tokens"
+            f"no room for KV cache: {tokens // kinds} tokens take {size / _GIB:.1f} GiB, and this machine or container "
+            f"has {memory / _GIB:.1f}; lower --max-total-tokens"
         )
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -95,11 +97,6 @@ def plan_capacity(
     )
     _log_size(capacity, kv_cache_dtype, token_bytes)
     return capacity
-
-
-def _memory() -> int:
-    """Returns the bytes of this machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _log_size(capacity: Capacity, dtype: torch.dtype, token_bytes: int) -> None:

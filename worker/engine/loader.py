@@ -28,6 +28,7 @@ from mla_router.worker.engine.speculation.ngram import NewNgram
 from mla_router.worker.engine.speculation.tree import NewTree
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import WorkingMemory, measure_working_memory
+from mla_router.worker.host_limits import usable_cores
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.kv_cache.spec import own_window
@@ -51,8 +52,10 @@ def load_engine(
     """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `groups`: the ranks among which
     the model is divided, by default one. `expert_parts`: --ep-size. Raises ConfigError, ModelError."""
     device = choose_device(config)
-    if device.type == "cpu" and config.cpu_threads:
-        torch.set_num_threads(config.cpu_threads)
+    if device.type == "cpu":
+        # torch's own number ignores the quota of a container
+        own = min(torch.get_num_threads(), usable_cores())
+        torch.set_num_threads(config.cpu_threads or own)
     if device.type == "cuda":
         # Triton and FlashInfer launch on the current device, not on that of the tensors.
         torch.cuda.set_device(device)

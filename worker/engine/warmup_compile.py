@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -27,6 +26,7 @@ from triton.runtime import driver
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.host_limits import usable_cores
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ MAX_THREADS = 16
 def warmup_compile(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:
     """Compiles the kernels of the steps `plans` and of captured graphs of `sizes`. `engine` must not be used
     afterwards."""
-    begin, threads = time.perf_counter(), min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    begin, threads = time.perf_counter(), min(usable_cores(), MAX_THREADS)
     # Triton asks for the current device, which each thread has for itself
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,)) as pool:

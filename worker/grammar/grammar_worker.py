@@ -33,6 +33,7 @@ from mla_router.worker.grammar.protocol import (
     Started,
 )
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, trial_run
+from mla_router.worker.host_limits import usable_cores
 
 TRIAL_CPU_S = 1.0
 COMPILE_BYTES = 512 << 20  # beyond the memory of the fork server
@@ -78,7 +79,7 @@ def run(
     except MemoryError:
         _send(connection, Refused(f"takes more than {COMPILE_BYTES >> 20} MiB of memory"))
         return
-    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(MAX_THREADS, usable_cores())
     limit_memory(MATCH_BYTES + threads * THREAD_BYTES)
     _send(connection, Compiled(compiler.eos_ids, own_bytes()))
     filler = BatchFiller(threads)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 from contextlib import ExitStack
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.host import default_server_processes
+from mla_router.worker.host_limits import usable_cores
 
 BACKLOG = 1024
 
@@ -20,9 +20,7 @@ def listen(config: WorkerConfig) -> tuple[list[socket.socket], WorkerConfig]:
     distributes connections among all listening sockets, so an extra API process listens when it can answer. Raises
     OSError if the port is not available.
     """
-    count = config.tokenizer_worker_num or default_server_processes(
-        config.device, len(os.sched_getaffinity(0))
-    )
+    count = config.tokenizer_worker_num or default_server_processes(config.device, usable_cores())
     family, _, _, _, address = socket.getaddrinfo(
         config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
