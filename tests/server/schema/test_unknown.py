@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
+from openai.types.responses import ToolParam, response_create_params
+from openai.types.shared_params import FunctionDefinition
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.routes import ROUTES
@@ -74,6 +75,31 @@ def test_a_slip_is_refused_with_the_right_name(
             {"response_format": {"type": "json_schema", "jsonSchema": {}}},
             "response_format.jsonSchema",
             "response_format.json_schema",
+        ),
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}},
+            "response_format.json_schema.shema",
+            "response_format.json_schema.schema",
+        ),
+        (
+            ChatRequest,
+            {"tools": [{"function": {"name": "f"}}, {"function": {"name": "g", "paramters": {}}}]},
+            "tools[1].function.paramters",
+            "tools[1].function.parameters",
+        ),
+        (ChatRequest, {"tools": [{"functions": {}}]}, "tools[0].functions", "tools[0].function"),
+        (
+            MessagesRequest,
+            {"tools": [{"name": "f", "inputSchema": {}}]},
+            "tools[0].inputSchema",
+            "tools[0].input_schema",
+        ),
+        (
+            ResponsesRequest,
+            {"tools": [{"name": "f", "parameter": {}}]},
+            "tools[0].parameter",
+            "tools[0].parameters",
         ),
         (
             GenerateRequest,
@@ -172,6 +198,33 @@ def test_unknown_fields_are_named_with_their_path() -> None:
     }
     found = unknown_fields(json.dumps(body).encode(), ChatRequest)
     assert sorted(found) == ["provider", "reasoning.exclude"]
+    tools = {"tools": [1, {"function": {"name": "f", "returns": {}}}]}
+    assert unknown_fields(json.dumps(tools).encode(), ChatRequest) == ["tools[].function.returns"]
+
+
+def test_conversations_are_not_examined() -> None:
+    turn = {"role": "user", "contents": "a", "tool_call": [], "reasoningContent": ""}
+    assert not unknown_fields(json.dumps({"messages": [turn]}).encode(), ChatRequest)
+
+
+# Anthropic's tools, and those of other libraries
+FOREIGN_TO_TOOLS = """
+    cache_control allowed_callers defer_loading eager_input_streaming input_examples max_uses allowed_domains
+    blocked_domains user_location citations returns responses response examples parametersJsonSchema annotations title
+    meta outputSchema output_schema execution icons"""
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, ResponsesRequest, MessagesRequest])
+def test_no_foreign_field_of_a_tool_is_refused(kind: type[msgspec.Struct]) -> None:
+    known = [
+        *(name for tool in get_args(ToolParam) for name in getattr(tool, "__annotations__", ())),
+        *FunctionDefinition.__annotations__,
+        *FOREIGN_TO_TOOLS.split(),
+        "inputSchema" if kind is not MessagesRequest else "id",
+    ]
+    for name in known:
+        for tool in ({name: None}, {"function": {name: None}}):
+            unknown_fields(json.dumps({"tools": [tool]}).encode(), kind)
 
 
 def test_fields_without_effect_are_no_news() -> None:
@@ -183,6 +236,8 @@ def test_fields_without_effect_are_no_news() -> None:
 def test_an_attackers_names_cost_little() -> None:
     many = {f"name{index}": 1 for index in range(10 * MAX_EXAMINED)}
     assert len(unknown_fields(json.dumps(many).encode(), ChatRequest)) == MAX_EXAMINED
+    tools = {"tools": [{"function": many}] * 3}
+    assert len(unknown_fields(json.dumps(tools).encode(), ChatRequest)) == MAX_EXAMINED
     long = "-" * MAX_LENGTH + "top_p"
     assert unknown_fields(json.dumps({long: 1}).encode(), ChatRequest) == [long]
 

@@ -6,6 +6,7 @@ so a name that is one slip away from a field's is refused. Lists of such clients
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -53,11 +54,16 @@ NO_EFFECT = frozenset(
 # Shorter names have foreign neighbours: `models` of OpenRouter, `top_a` of text-generation-webui.
 MIN_LENGTH = 6
 MAX_LENGTH = 64  # longer names are no slips
-MAX_EXAMINED = 64  # unknown fields of an object; clients send a few
+MAX_EXAMINED = 64  # unknown fields of a body; clients send a few
+DEPTH = 2  # `tools[0].function`, `response_format.json_schema`
+# Conversations: they have the fields of other servers' answers, and most of a body's bytes.
+NOT_EXAMINED = frozenset(["messages", "input"])
 
-BRACE = ord("{")
+BRACE, BRACKET = b"{["
 
 _names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class _Fields:
     known: frozenset[str]
     spellings: dict[str, str]  # the field of each plain name
     slips: dict[str, str]  # the field of each plain name with at most one letter left out
-    objects: dict[str, _Fields]  # the fields of those fields that are objects
+    objects: dict[str, _Fields]  # the fields of those fields that are objects, or lists of objects
 
     def meant(self, name: str) -> str | None:
         """Returns the field whose name differs by case, `-`, `_` or one slip: a letter more, less or wrong, or two
@@ -82,11 +88,11 @@ class _Fields:
 
 
 def unknown_fields(body: bytes, kind: type[Struct]) -> list[str]:
-    """Returns the unknown fields of a body, and of the objects in its fields, that are ignored. Raises InvalidRequest for a
-    misspelt field."""
+    """Returns the unknown fields of a body, and of the objects in its fields, that are ignored; those of an object in a list
+    without its index. Raises InvalidRequest for a misspelt field."""
     ignored: list[str] = []
     _examine(body, _fields_of(kind), "", ignored)
-    return ignored
+    return [_INDEX.sub("[]", name) for name in ignored]
 
 
 def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: list[str]) -> None:
@@ -94,7 +100,7 @@ def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: l
     given = _names.decode(text)
     if not fields.known.issuperset(given):
         foreign = (name for name in given if name not in fields.known and name not in NO_EFFECT)
-        for name in islice(foreign, MAX_EXAMINED):
+        for name in islice(foreign, MAX_EXAMINED - len(ignored)):
             if meant := fields.meant(name):
                 raise InvalidRequest(
                     f"unknown field `{prefix}{name}`; did you mean `{prefix}{meant}`?",
@@ -103,13 +109,19 @@ def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: l
                 )
             ignored.append(prefix + name)
     for name in fields.objects.keys() & given.keys():
-        if memoryview(given[name])[0] == BRACE:
-            _examine(given[name], fields.objects[name], f"{prefix}{name}.", ignored)
+        within, value = fields.objects[name], given[name]
+        first = memoryview(value)[0]
+        if first == BRACE:
+            _examine(value, within, f"{prefix}{name}.", ignored)
+        elif first == BRACKET:
+            for index, item in enumerate(_items.decode(value)):
+                if memoryview(item)[0] == BRACE:
+                    _examine(item, within, f"{prefix}{name}[{index}].", ignored)
 
 
 @cache
 def _fields_of(kind: type[Struct]) -> _Fields:
-    return _read([inspect.type_info(kind)], depth=1)
+    return _read([inspect.type_info(kind)], DEPTH)
 
 
 def _read(kinds: list[Any], depth: int) -> _Fields:
@@ -117,7 +129,8 @@ def _read(kinds: list[Any], depth: int) -> _Fields:
     types = {field.encode_name: field.type for kind in kinds for field in kind.fields}
     tags = {kind.tag_field for kind in kinds if kind.tag_field}
     supported = [name for name, kind in types.items() if not isinstance(kind, inspect.AnyType)]
-    objects = {name: _structs(kind) for name, kind in types.items()} if depth else {}
+    examined = types.keys() - NOT_EXAMINED if depth else ()
+    objects = {name: _structs(types[name]) for name in examined}
     plain = {_plain(name): name for name in supported}
     return _Fields(
         known=frozenset(tags | types.keys()),
@@ -133,9 +146,12 @@ def _read(kinds: list[Any], depth: int) -> _Fields:
 
 
 def _structs(kind: Any) -> list[Any]:
-    """Returns the structs among the types of a field."""
-    types = kind.types if isinstance(kind, inspect.UnionType) else [kind]
-    return [one for one in types if isinstance(one, inspect.StructType)]
+    """Returns the structs among the types of a field, and of the items of a list."""
+    if isinstance(kind, inspect.UnionType):
+        return [struct for one in kind.types for struct in _structs(one)]
+    if isinstance(kind, inspect.ListType):
+        return _structs(kind.item_type)
+    return [kind] if isinstance(kind, inspect.StructType) else []
 
 
 def _plain(name: str) -> str:
