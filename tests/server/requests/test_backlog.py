@@ -28,7 +28,11 @@ def test_as_many_wait_as_run_unless_a_flag_says_otherwise() -> None:
     for requests, running, flags in [(17, 0, {}), (1, 16, {}), (4, 8, {"max_queued_requests": 3})]:
         with pytest.raises(TooManyRequests) as refused:
             check(requests, running=running, **flags)
-        assert refused.value.body.error.code == "queue_full"
+        assert (refused.value.body.error.code, refused.value.retry_after) == ("queue_full", 1)
+    for waiting_s, retry_after in [(3.2, 4), (1e6, 60)]:
+        with pytest.raises(TooManyRequests) as refused:
+            check(17, waiting_s=waiting_s)
+        assert refused.value.retry_after == retry_after
 
 
 def test_no_request_is_accepted_behind_slow_prompts() -> None:

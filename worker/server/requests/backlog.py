@@ -13,23 +13,29 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import TooManyRequests
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 
+MAX_RETRY_AFTER = 60  # OpenAI's clients ignore a longer time
+
 
 def check_backlog(
     config: WorkerConfig, limits: Ready, scheduler: SchedulerClient, requests: int
 ) -> None:
     """Raises TooManyRequests if the worker has no room for `requests` more."""
     queued = config.max_queued_requests or limits.max_running_requests
+    ahead, most = scheduler.waiting_s, config.max_queued_seconds
     if scheduler.open_requests + requests > queued + limits.max_running_requests:
         raise TooManyRequests(
             f"{scheduler.open_requests} requests are running or waiting; try later",
             code="queue_full",
-            retry_after=1,
+            retry_after=_retry_after(ahead),  # the waiting prompts come first
         )
-    ahead, most = scheduler.waiting_s, config.max_queued_seconds
     if 0.0 < most < ahead:
         raise TooManyRequests(
             f"the prompts that wait take about {ahead:.0f} s, and --max-queued-seconds allows {most:g} s; "
             "try later",
             code="queue_slow",
-            retry_after=max(1, math.ceil(ahead - most)),
+            retry_after=_retry_after(ahead - most),
         )
+
+
+def _retry_after(seconds: float) -> int:
+    return min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER)
