@@ -7,6 +7,7 @@ import pytest
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import ToScheduler
+from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN
 from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate, run
@@ -49,19 +50,59 @@ def test_requests_of_two_cache_salts_do_not_wait_for_each_others_prefix(
     assert (begun[0] == begun[1]) == (salts[0] != salts[1])
 
 
-def test_a_request_that_was_overtaken_too_often_does_not_wait_for_a_prefix() -> None:
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_request_that_was_overtaken_too_often_waits_for_a_prefix_of_its_priority(
+    priority: int,
+) -> None:
+    """The first request advances at each step, so the second starts sooner than by its own computation. Requests of
+    higher priority may delay a first request of lower priority for ever."""
     capacity = Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
-    config = WorkerConfig(chunked_prefill_size=4, max_prefill_tokens=4)
+    config = WorkerConfig(
+        chunked_prefill_size=4, max_prefill_tokens=4, enable_priority_scheduling=True
+    )
     stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
     stepped.turn(generate("first", PROMPT * 2))
-    stepped.turn(generate("second", PROMPT * 2))
+    stepped.turn(generate("second", PROMPT * 2, priority=priority))
     admission = stepped.scheduler.planner.admission
     assert [request.rid for request in admission.prefilling] == ["first"]
     assert admission.next_candidate() is None
     stepped.scheduler.requests["second"].overtaken = MAX_OVERTAKEN
-    candidate = admission.next_candidate()
-    assert candidate is not None
-    assert candidate.request.rid == "second"
+    assert (admission.next_candidate() is None) == (priority == 0)
+    stepped.stop()
+
+
+def test_a_request_that_was_overtaken_too_often_does_not_wait_behind_one_without_memory() -> None:
+    """The first of two requests with the same prefix waits for memory. The second needs less."""
+    capacity = Capacity(num_pages=24, page_size=4, num_slots=8, context_length=96)
+    stepped = SteppedScheduler(FakeEngine(capacity), WorkerConfig(), overlap=False)
+    stepped.turn(generate("running", [49 - token for token in PROMPT[:8]], 40))
+    stepped.turn(generate("large", PROMPT * 2, 2), generate("small", PROMPT, 2))
+    waiting = [stepped.scheduler.requests[rid] for rid in ("large", "small")]
+    assert [request.state for request in waiting] == [State.WAITING] * 2
+    for request in waiting:
+        request.overtaken = MAX_OVERTAKEN
+    admission = stepped.scheduler.planner.admission
+    assert [candidate.request.rid for candidate in admission._candidates()] == ["large", "small"]
+    stepped.stop()
+
+
+def test_two_requests_of_one_step_that_were_overtaken_share_their_prefix() -> None:
+    stepped = SteppedScheduler(
+        FakeEngine(Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)),
+        WorkerConfig(),
+        overlap=False,
+    )
+    admission = stepped.scheduler.planner.admission
+    add = stepped.scheduler.planner.admission.waiting.add
+
+    def add_overtaken(request: Request) -> None:
+        request.overtaken = MAX_OVERTAKEN
+        add(request)
+
+    admission.waiting.add = add_overtaken  # type: ignore[method-assign]
+    stepped.turn(generate("first", PROMPT, 4), generate("second", PROMPT, 4))
+    stepped.turn()
+    assert stepped.scheduler.requests["second"].num_cached == 36
     stepped.stop()
 
 

@@ -151,14 +151,27 @@ class Admission:
             self.prefilling = [r for r in self.prefilling if not r.is_prompt_computed]
 
     def _candidates(self) -> Iterator[Candidate]:
-        """Yields the candidates, best first, without requests whose uncached prefix another request computes now."""
-        starts = {self._next_tokens(r, r.tree_pages) for r in self.prefilling}
+        """Yields the candidates, best first, without requests whose uncached prefix another request computes, or would
+        compute if it were admitted. One that was overtaken too often waits only for a prefix that is being computed:
+        by a request of its priority this takes at most about twice the time of its own computation (`prefill_budget.py`).
+        """
+        by_priority = sorted(self.prefilling, key=lambda r: r.priority)
+        computed = {self._next_tokens(r, r.tree_pages): r.priority for r in by_priority}
+        tried = set[object]()
         for request in self.waiting.candidates(self.memory.cached_tokens):
             node, pages = self.memory.find_prefix(request)
             start = self._next_tokens(request, len(pages))
-            if start not in starts or request.overtaken >= MAX_OVERTAKEN:
-                yield Candidate(request, node, pages)
-                starts.add(start)
+            if request.overtaken >= MAX_OVERTAKEN:
+                waits = computed.get(start, request.priority - 1) >= request.priority
+            else:
+                waits = start in computed or start in tried
+            if waits:
+                continue
+            yield Candidate(request, node, pages)
+            if request.state is State.WAITING:
+                tried.add(start)
+            else:
+                computed[start] = request.priority
 
     def _new_budget(self, decodes: int) -> PrefillBudget:
         """Decode rows take their part of the step's tokens, at most half: a full step has the rows of the largest
