@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 MAX_LINE = 1 << 16  # longer lines are split
 OUTPUT_END_S = 1.0  # time for the last output, if a process outside the group still has the pipe
+GROUP_END_S = 1.0  # time for the end of killed processes
+REAP_PERIOD_S = 0.02
 
 
 class Process:
@@ -61,6 +64,7 @@ class Process:
         status = await self._child.wait()
         self.kill()
         await asyncio.wait([self._output], timeout=OUTPUT_END_S)
+        await self._reap_group()
         return status
 
     async def stop(self, grace_s: float) -> int:
@@ -73,6 +77,15 @@ class Process:
             return await self.wait()
         finally:
             killing.cancel()
+
+    async def _reap_group(self) -> None:
+        """Reaps the rest of the group if its processes are now children of this one. In a container without an init process
+        they are, and would stay as zombies."""
+        until = time.monotonic() + GROUP_END_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < until:
+                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 (it does not wait)
+                    await asyncio.sleep(REAP_PERIOD_S)
 
     def kill(self) -> None:
         """Sends SIGKILL to the group."""

@@ -81,7 +81,7 @@ class Recorder:
         ]
         offsets = torch.tensor([i for count in counts for i in range(count)], device=logits.device)
         repeated = slots.repeat_interleave(torch.tensor(counts, device=logits.device))
-        positions = how["lengths"][repeated] + offsets
+        positions = how["tokens"].lengths[repeated] + offsets
         self._kept.append((owners, positions, logits.clone()))
         return self._sample(logits, slots, plan, *args, **how)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,11 +16,22 @@ from mla_router.launch.process import MAX_LINE, Process, describe_exit
 from support.processes import EVENT_TIMEOUT_S, wait_until
 from support.procfs import descendants
 
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+
 
 @pytest.fixture(autouse=True)
 def a_patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long time for the output after a child's end, for a busy machine."""
     monkeypatch.setattr(process, "OUTPUT_END_S", EVENT_TIMEOUT_S)
+
+
+@pytest.fixture
+def init_process() -> Iterator[None]:
+    """Makes this process the parent of descendants without a parent, as an init process is."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def run_child(program: str) -> tuple[int, list[str]]:
@@ -51,6 +65,21 @@ def test_an_endless_line_is_shown_in_pieces() -> None:
     _, lines = run_child(f"print('x' * {length})")
     assert len(lines) > 1
     assert "".join(lines) == "x" * length
+
+
+@pytest.mark.usefixtures("init_process")
+def test_no_zombies_are_left_in_a_container() -> None:
+    """Where the launcher is the init process, it is the parent of all that a child leaves behind."""
+
+    async def run() -> int:
+        program = "import subprocess; subprocess.Popen(['sleep', '100'])"
+        child = await Process.start([sys.executable, "-c", program], print)
+        await child.wait()
+        return child.pid
+
+    group = asyncio.run(run())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-group, os.WNOHANG)
 
 
 def test_broken_utf8_is_shown() -> None:
