@@ -103,11 +103,12 @@ def cpu_seconds(pool: Grammars) -> dict[int, float]:
 
 
 def python_mask(compiled: CompiledGrammar, samples: int) -> float:
-    """Returns the seconds of one mask, computed token by token: extrapolated from `samples` tokens of the
+    """Returns the seconds of one mask, computed token by token: extrapolated from at most `samples` tokens of the
     vocabulary."""
     matcher = GrammarMatcher(compiled)
     matcher.accept_string('[{"name": "A')
     vocab_size = compiled.tokenizer_info.vocab_size
+    samples = min(samples, vocab_size - 1)
     tokens = random.Random(0).sample(range(1, vocab_size), samples)
     begun = time.perf_counter()
     for token in tokens:

@@ -133,7 +133,7 @@ def agree(group: DpGroup, rank: int) -> None:
     while True:
         lockstep.join(None)
         if not lockstep.is_awaited:
-            select.select([mailbox], [], [], 1.0)
+            select.select([mailbox.wake], [], [], 1.0)
 
 
 class DpRanks:

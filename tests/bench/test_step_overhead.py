@@ -1,0 +1,16 @@
+"""bench/serving/step_overhead.py: schedulers whose steps are agreed on or repeated by other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from step_overhead import PHASES, steps
+
+
+@pytest.mark.parametrize("others", [{}, {"dp_size": 2}, {"ranks": 2}], ids=str)
+def test_each_phase_of_a_step_is_timed(tmp_path: Path, others: dict[str, int]) -> None:
+    row = steps(tmp_path, rows=2, waiting=1, for_memory=False, count=5, **others)
+    assert all(row[phase] > 0 for phase in PHASES), row
+    assert row["step"] <= row["step_p99"]
