@@ -1,5 +1,5 @@
 """The processes of several ranks, joined to a group: on a CPU over gloo, or on a GPU each over NCCL. Or each has the mailboxes
-of `kernels/comm/one_shot.py` instead of a group, on a GPU each or all on one.
+of `kernels/comm/one_shot.py` or the row boxes of `one_shot_all_to_all.py` instead of a group, on a GPU each or all on one.
 
 They are forks of one process that has imported torch. Functions that they run must be importable: those of support modules.
 """
@@ -23,14 +23,15 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.kernels.comm.group import Group
-from mla_router.worker.kernels.comm.mailboxes import map_mailboxes
+from mla_router.worker.kernels.comm.mailboxes import map_mailboxes, map_row_boxes
 from mla_router.worker.kernels.comm.one_shot import Mailboxes
+from mla_router.worker.kernels.comm.one_shot_all_to_all import RowBoxes
 from support.processes import EVENT_TIMEOUT_S
 
 
 class Ranks:
-    """`size` processes, which call functions until `close`. `device_type`: "cpu", "cuda", "mailboxes on GPUs" or
-    "mailboxes on one GPU"."""
+    """`size` processes, which call functions until `close`. `device_type`: "cpu", "cuda", or "mailboxes" or
+    "row boxes" " on GPUs" or " on one GPU"."""
 
     def __init__(self, size: int, device_type: str = "cpu") -> None:
         self.is_closed = False
@@ -106,17 +107,18 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if device_type != "cpu":
-        device = torch.device("cuda", 0 if device_type == "mailboxes on one GPU" else rank)
+        device = torch.device("cuda", 0 if device_type.endswith("on one GPU") else rank)
         torch.cuda.set_device(device)
     file = FileStore(str(store), -1)
-    group: Group | Mailboxes
+    group: Group | Mailboxes | RowBoxes
     if device_type in ("cpu", "cuda"):
         group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
     else:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         # Binding memory to a multicast object waits for as many devices as there are ranks
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        group = map_mailboxes(rank, size, file, device)
+        share = map_mailboxes if device_type.startswith("mailboxes") else map_row_boxes
+        group = share(rank, size, file, device)
     with contextlib.suppress(EOFError, OSError):  # the end of the test
         while True:
             function, arguments = calls.recv()

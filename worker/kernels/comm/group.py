@@ -3,8 +3,7 @@
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
 device, and a CUDA graph can capture it. So do our own kernels for few rows (`one_shot.py`), where GPUs share memory;
 shape and dtype alone decide between both. All ranks must call the same collectives in the same order, with tensors of
-one shape and dtype. Only `gather_rows`, `gather_together` and `scatter_rows` take a different number of rows from each
-rank.
+one shape and dtype. Those of rows for all ranks take a different number of rows from each rank.
 """
 
 from __future__ import annotations
@@ -18,14 +17,23 @@ from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     ReduceScatterOptions,
     Store,
 )
 
-from mla_router.worker.kernels.comm import one_shot
+from mla_router.worker.kernels.comm import one_shot, one_shot_all_to_all
+from mla_router.worker.kernels.comm.all_to_all import (
+    Choice,
+    Dispatched,
+    ExpertTables,
+    combine_torch,
+    dispatch_torch,
+)
 from mla_router.worker.kernels.comm.connect import LOOPBACK, connect
 from mla_router.worker.kernels.comm.mailboxes import NCCL_CHOSEN, join_one_shot
 from mla_router.worker.kernels.rms_norm import add_rms_norm
+from mla_router.worker.kernels.weight import Activations
 
 # NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
 # messages of so many numbers differ.
@@ -64,9 +72,12 @@ class Group:
         name: str = "group",
         address: str = LOOPBACK,
         shares_memory: bool = True,
+        all_to_all: bool = False,
     ) -> Group:
         """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL, and with
         `shares_memory` over memory that the GPUs share, if they can.
+
+        `all_to_all`: whether the group's rows are for layers of experts, by `dispatch`; then the shared memory is for it.
 
         The ranks find each other in `store`. Groups in the same store have different names. Gloo listens on `address`, an
         address of this machine. The environment variable NCCL_SOCKET_IFNAME names the interface of NCCL.
@@ -84,7 +95,9 @@ class Group:
                 group.scatter_rows(group.all_gather(group.all_reduce(x), 0), (numbers,) * size)
             torch.cuda.synchronize(device)
             if shares_memory:
-                group.few_rows = join_one_shot(rank, size, store, device, name)
+                group.few_rows = join_one_shot(
+                    rank, size, store, device, name, all_to_all=all_to_all
+                )
         return group
 
     @property
@@ -179,6 +192,41 @@ class Group:
             parts = list(torch.split(x, list(counts)))
             _finish(self._processes.reduce_scatter([own], [parts], self._scatter))
         return own
+
+    def dispatches(self, width: int, dtype: torch.dtype, top_k: int, counts: Sequence[int]) -> bool:
+        """Whether `dispatch` serves rows of `width` numbers of `dtype` with `top_k` experts each. The same on all ranks."""
+        if self.backend == "gloo":
+            return True
+        boxes = self.few_rows.row_boxes
+        is_equal = len(set(counts)) == 1
+        return boxes is not None and is_equal and boxes.serve(width, dtype, top_k, counts[0])
+
+    def dispatch(
+        self, rows: Activations, choice: Choice, experts: ExpertTables, counts: Sequence[int]
+    ) -> Dispatched:
+        """Sends rows [T, N] to the ranks that have their experts. Returns the rows of all ranks (`all_to_all.py`)."""
+        boxes = self.few_rows.row_boxes
+        if boxes is None:
+            return dispatch_torch(self, rows, choice, experts, counts)
+        return one_shot_all_to_all.dispatch(boxes, rows, choice, experts)
+
+    def combine(self, results: Tensor, sent: Dispatched, counts: Sequence[int]) -> Tensor:
+        """Returns the sums [T, N] of own rows over the ranks that have results of them. results [S, N]: of `sent`."""
+        boxes = self.few_rows.row_boxes
+        if boxes is None:
+            return combine_torch(self, results, sent, counts)
+        return one_shot_all_to_all.combine(boxes, results, sent)
+
+    def all_to_all(self, parts: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Returns the parts [n, ...] that all ranks have for this rank, `counts[r]` rows of rank r. `parts`: one for each
+        rank."""
+        sent = torch.cat(list(parts))
+        received = sent.new_empty(sum(counts), *sent.shape[1:])
+        lengths = [len(part) for part in parts]
+        _finish(
+            self._processes.alltoall_base(received, sent, list(counts), lengths, AllToAllOptions())
+        )
+        return list(torch.split(received, list(counts)))
 
     def _boxes(self, x: Tensor, rows: int) -> one_shot.Mailboxes | None:
         """Returns the mailboxes if they serve a call that sends `rows` rows of `x` to each rank."""

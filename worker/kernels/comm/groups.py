@@ -20,6 +20,9 @@ class Groups(NamedTuple):
 
     attention: Group = Group.alone()  # the ranks of the same DP rank
     exchange: Group = Group.alone()  # one rank of each DP rank, by the number of the DP rank
+    all_to_all: bool = (
+        False  # whether rows go only to the DP ranks that have their experts, where `exchange` can
+    )
 
     @classmethod
     def join(
@@ -33,14 +36,15 @@ class Groups(NamedTuple):
         timeout_s: float = 1800.0,
         address: str = LOOPBACK,
         shares_memory: bool = True,
+        all_to_all: bool = False,
     ) -> Groups:
-        """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. Other
-        arguments, and errors: those of `Group.join`."""
+        """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. `all_to_all`:
+        of the exchange. Other arguments, and errors: those of `Group.join`."""
         each, remainder = divmod(size, dp_size)
         assert not remainder, f"{size} ranks in {dp_size} equal parts"
         dp_rank, place = divmod(rank, each)
 
-        def join(name: str, own: int, count: int) -> Group:
+        def join(name: str, own: int, count: int, all_to_all: bool = False) -> Group:
             return Group.join(
                 own,
                 count,
@@ -50,10 +54,13 @@ class Groups(NamedTuple):
                 name=name,
                 address=address,
                 shares_memory=shares_memory,
+                all_to_all=all_to_all,
             )
 
         return cls(
-            join(f"attention {dp_rank}", place, each), join(f"exchange {place}", dp_rank, dp_size)
+            join(f"attention {dp_rank}", place, each),
+            join(f"exchange {place}", dp_rank, dp_size, all_to_all),
+            all_to_all,
         )
 
     @property

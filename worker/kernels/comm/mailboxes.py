@@ -7,12 +7,14 @@ they have found each other in the store. It needs one machine whose GPUs access 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import (
     PrefixStore,
     ProcessGroup,
@@ -21,17 +23,21 @@ from torch._C._distributed_c10d import (
     _SymmetricMemory,
 )
 
-from mla_router.worker.kernels.comm.one_shot import GENERATIONS, Mailboxes, clear
+from mla_router.worker.kernels.comm import one_shot, one_shot_all_to_all
+from mla_router.worker.kernels.comm.one_shot import GENERATIONS, Mailboxes
+from mla_router.worker.kernels.comm.one_shot_all_to_all import RowBoxes
 
 MAX_ROWS = 128
 MAX_WIDTH = 8192
+MAX_SENT_ROWS = 256  # of each rank, to the ranks of their experts
 
 
 class OneShot(NamedTuple):
-    """The mailboxes of a rank, or None, and the choice in words."""
+    """The mailboxes of a rank, or its boxes of rows for experts, or neither, and the choice in words."""
 
     boxes: Mailboxes | None
     choice: str
+    row_boxes: RowBoxes | None = None
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -46,7 +52,9 @@ FLAG = "--disable-custom-all-reduce"
 NCCL_CHOSEN = OneShot(None, f"NCCL alone: {FLAG}")
 
 
-def join_one_shot(rank: int, size: int, store: Store, device: torch.device, name: str) -> OneShot:
+def join_one_shot(
+    rank: int, size: int, store: Store, device: torch.device, name: str, *, all_to_all: bool
+) -> OneShot:
     """Waits for the other ranks of the group `name`. All make the same choice, by the places of all."""
     own = PrefixStore(f"one-shot {name}", store)
     own.set(f"place/{rank}", msgspec.json.encode(place_of(device)).decode())
@@ -54,10 +62,11 @@ def join_one_shot(rank: int, size: int, store: Store, device: torch.device, name
     reason = obstacle(places)
     if reason is not None:
         return OneShot(None, f"NCCL alone: {reason}")
-    choice = (
-        f"few rows by one kernel, over memory that the GPUs share ({FLAG} turns it off); else NCCL"
-    )
-    return OneShot(map_mailboxes(rank, size, own, device), choice)
+    how = f"by one kernel, over memory that the GPUs share ({FLAG} turns it off); else NCCL"
+    if all_to_all:
+        boxes = map_row_boxes(rank, size, own, device)
+        return OneShot(None, f"few rows to the ranks of their experts, {how}", boxes)
+    return OneShot(map_mailboxes(rank, size, own, device), f"few rows {how}")
 
 
 def place_of(device: torch.device) -> Place:
@@ -84,18 +93,46 @@ def obstacle(places: Sequence[Place]) -> str | None:
 
 def map_mailboxes(rank: int, size: int, store: Store, device: torch.device) -> Mailboxes:
     """Waits for the other ranks, which use `store` for nothing else, and returns the mailboxes of `rank`."""
+    turns = torch.empty(MAX_ROWS, dtype=torch.int32, device=device)
+    slots, addresses = _map(
+        (GENERATIONS, MAX_ROWS, size, MAX_WIDTH),
+        torch.bfloat16,
+        partial(one_shot.clear, turns=turns),
+        (rank, size, store, device),
+    )
+    return Mailboxes(rank, slots, addresses, turns)
+
+
+def map_row_boxes(rank: int, size: int, store: Store, device: torch.device) -> RowBoxes:
+    """`map_mailboxes` for the kernels of `one_shot_all_to_all.py`."""
+    turns = torch.empty(MAX_SENT_ROWS, dtype=torch.int32, device=device)
+    memory, addresses = _map(
+        (one_shot_all_to_all.words(MAX_SENT_ROWS, size, MAX_WIDTH),),
+        torch.int32,
+        partial(one_shot_all_to_all.clear, turns=turns),
+        (rank, size, store, device),
+    )
+    return RowBoxes(rank, size, MAX_WIDTH, memory, addresses, turns)
+
+
+def _map(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    prepare: Callable[[Tensor], None],
+    place: tuple[int, int, Store, torch.device],
+) -> tuple[Tensor, Tensor]:
+    """Returns memory of this rank, which `prepare` has filled, and the addresses [size] int64 of that of all ranks.
+    `place`: rank, size, store, device."""
+    rank, size, store, device = place
     if rank == 0:
         store.set("name", uuid.uuid4().hex)
     name = store.get("name").decode()  # unique, as torch keeps names until the process ends
     processes = ProcessGroup(store, rank, size)
     _register_process_group(name, processes)  # type: ignore[arg-type]  # by which torch finds the store
-    shape = GENERATIONS, MAX_ROWS, size, MAX_WIDTH
     strides = torch.empty(shape, device="meta").stride()
-    slots = _SymmetricMemory.empty_strided_p2p(shape, strides, torch.bfloat16, device, name)
-    turns = torch.empty(MAX_ROWS, dtype=torch.int32, device=device)
-    clear(slots, turns)
+    memory = _SymmetricMemory.empty_strided_p2p(shape, strides, dtype, device, name)
+    prepare(memory)
     torch.cuda.synchronize(device)
     # Returns when all ranks have come this far
-    shared = _SymmetricMemory.rendezvous(slots)
-    addresses = torch.tensor(shared.buffer_ptrs, dtype=torch.int64, device=device)
-    return Mailboxes(rank, slots, addresses, turns)
+    shared = _SymmetricMemory.rendezvous(memory)
+    return memory, torch.tensor(shared.buffer_ptrs, dtype=torch.int64, device=device)
