@@ -180,6 +180,13 @@ class Settings:
         low=1,
         also=("--expert-parallel-size", "--ep"),
     )
+    moe_a2a_backend: str = _flag(
+        "none",
+        "exchange of rows between DP ranks with --ep-size; none: all rows are gathered on all ranks; direct: a row is sent "
+        "only to the ranks that have its experts, by our own kernels for up to 256 rows a rank",
+        choices=("none", "direct"),
+        spelled=dict.fromkeys(("deepep", "mooncake", "nixl", "mori", "flashinfer"), "direct"),
+    )
     init_expert_location: str = _flag(
         "trivial",
         "placement of the routed experts on the ranks of --ep-size; trivial: in order; else a JSON file with "

@@ -36,7 +36,6 @@ def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> Fore
 _ALWAYS = "always on"
 _ONE_WAY = "ranks exchange by gloo on a CPU; by our kernels and NCCL on GPUs"
 _ONE_PLACEMENT = "experts stay where --init-expert-location places them"
-_ONE_EXCHANGE = "each rank computes its experts of all tokens"
 _OTHER_PARALLELISM = "a model is shared by --tp-size and --ep-size"
 _SEVERAL = "this is one worker; mla_router.launch_server starts several"
 _NO_LORA = "adapters (LoRA) are not supported"
@@ -80,8 +79,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--enable-mscclpp": _tunes(_ONE_WAY),
     "--enable-flashinfer-allreduce-fusion": _tunes(_ONE_WAY),
     "--enable-dp-lm-head": _tunes(_ONE_WAY),
-    "--moe-a2a-backend": _tunes(_ONE_EXCHANGE, ONE, "none"),
-    "--deepep-mode": _tunes(_ONE_EXCHANGE, ONE),
+    "--deepep-mode": _tunes("the number of rows decides", ONE, "auto"),
     "--moe-dense-tp-size": _tunes(_ONE_WAY, ONE, "1"),
     "--enable-eplb": _tunes(_ONE_PLACEMENT),
     "--eplb-algorithm": _tunes(_ONE_PLACEMENT, ONE, "auto", "deepseek"),

@@ -29,7 +29,9 @@ DP_2: dict[str, processes.Flag] = {"enable_dp_attention": True, "tp_size": 2, "e
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[processes.Running]:
-    with processes.server(dp_size=2, router_policy="round_robin", **DP_2) as server:
+    with processes.server(
+        dp_size=2, router_policy="round_robin", moe_a2a_backend="direct", **DP_2
+    ) as server:
         yield server
 
 

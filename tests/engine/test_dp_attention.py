@@ -47,6 +47,9 @@ def compare(folder: Path, division: Division, case: Case, seed: int, count: int)
         ("v3", Division(4, 2, expert_parts=4)),
         ("v3_halves", Division(4, 2, expert_parts=2)),
         ("v2_lite", Division(4, 4)),
+        ("v3", Division(2, 2, expert_parts=2, all_to_all=True)),
+        ("v3", Division(4, 2, expert_parts=4, all_to_all=True)),
+        ("v3_halves", Division(4, 4, expert_parts=2, all_to_all=True)),
     ],
     ids=str,
 )
@@ -57,7 +60,15 @@ def test_each_dp_rank_has_the_results_of_an_engine_alone(
     compare(tmp_path, division, Case(tmp_path, CAPACITY), seed=3, count=5)
 
 
-@pytest.mark.parametrize("division", [Division(2, 2, expert_parts=2), Division(4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "division",
+    [
+        Division(2, 2, expert_parts=2),
+        Division(4, 2),
+        Division(4, 4, expert_parts=4, all_to_all=True),
+    ],
+    ids=str,
+)
 def test_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
     """All ranks run the graph of the one with most rows. Experts compute no padding."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
@@ -71,6 +82,7 @@ def test_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
     [
         (1, Division(2, 2), False),
         (3, Division(2, 2, expert_parts=2), True),
+        (2, Division(2, 2, expert_parts=2, all_to_all=True), True),
         pytest.param(1, Division(2, 2), True, marks=pytest.mark.slow),
         pytest.param(2, Division(4, 2, expert_parts=4), False, marks=pytest.mark.slow),
         pytest.param(2, Division(4, 2, expert_parts=4), True, marks=pytest.mark.slow),
@@ -119,7 +131,14 @@ def test_the_first_steps_of_engines_need_no_agreement(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "division",
-    [Division(2, 2), Division(2, 2, 2), Division(4, 2, 2), Division(4, 4, 4)],
+    [
+        Division(2, 2),
+        Division(2, 2, 2),
+        Division(4, 2, 2),
+        Division(4, 4, 4),
+        Division(4, 4, 4, all_to_all=True),
+        Division(4, 2, 2, all_to_all=True),
+    ],
     ids=str,
 )
 def test_random_steps(tmp_path: Path, division: Division) -> None:

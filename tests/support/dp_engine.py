@@ -6,9 +6,9 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
 from mla_router.worker.engine.runners.choose import fits_decode_graph
+from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.moe import Gate
@@ -29,11 +30,12 @@ IDLE = Step(StepPlan((), (), (), (), ()), None)
 
 
 class Division(NamedTuple):
-    """Ranks in DP ranks, and the parts of the experts."""
+    """Ranks in DP ranks, and the parts of the experts. `all_to_all`: as of `Groups`."""
 
     size: int
     dp_size: int
     expert_parts: int = 1
+    all_to_all: bool = False
 
 
 class Case(NamedTuple):
@@ -87,7 +89,7 @@ def repeat(
     of_ranks: Sequence[Sequence[Step]],
 ) -> Outcome:
     """Runs the steps of this process's DP rank. `meeting`: the folder of the rendezvous."""
-    groups = _groups(group, division.dp_size, meeting)
+    groups = _groups(group, division.dp_size, division.all_to_all, meeting)
     engine = engine_of_rank(
         groups,
         case.folder,
@@ -97,14 +99,23 @@ def repeat(
     )
     idle, routed = 0, 0
 
-    def count(_: Gate, rows: tuple[Tensor, Tensor | None], chosen: tuple[Tensor, Tensor]) -> None:
+    def count_of_all(_: Gate, rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
+        assert not division.all_to_all, "a gate chose for other ranks"
+        count(rows, chosen)
+
+    def count(rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
         nonlocal idle, routed
         locations, ids = rows[1], chosen[1]
         if locations is not None:
-            assert len(locations) == len(ids) == len(rows[0]), "rows of all DP ranks"
+            assert len(locations) == len(ids) == len(rows[0]), "not a location for each row"
             of_idle = ids[locations == 0]
             idle += len(of_idle)
             routed += int((of_idle >= 0).sum())
+
+    def choose(gate: Gate, *of_own: Any) -> tuple[Choice, ExpertTables]:
+        choice, tables = Gate.choose_of_own(gate, *of_own)
+        count(of_own, choice)
+        return choice, tables
 
     if case.decode_sizes:
         fake_decode_graphs(
@@ -117,7 +128,8 @@ def repeat(
     piecewise = fake_piecewise_graphs(engine, case.piecewise_sizes)
     for module in engine.model.modules():
         if isinstance(module, Gate):
-            module.register_forward_hook(count)
+            module.register_forward_hook(count_of_all)
+            module.choose_of_own = partial(choose, module)  # type: ignore[method-assign]
     results = []
     for plan, masks in of_ranks[groups.exchange.rank]:
         result = engine.sample(engine.forward(plan), masks).wait()
@@ -129,9 +141,11 @@ def repeat(
 
 
 @cache
-def _groups(group: Group, dp_size: int, meeting: Path) -> Groups:
-    store = FileStore(str(meeting / f"dp{dp_size}"), -1)
-    return Groups.join(group.rank, group.size, store, _device(group), dp_size=dp_size)
+def _groups(group: Group, dp_size: int, all_to_all: bool, meeting: Path) -> Groups:
+    store = FileStore(str(meeting / f"dp{dp_size}-{all_to_all}"), -1)
+    return Groups.join(
+        group.rank, group.size, store, _device(group), dp_size=dp_size, all_to_all=all_to_all
+    )
 
 
 def _device(group: Group) -> torch.device:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.kernels.quantize import GROUP, quantize_rows_torch
 from mla_router.worker.kernels.weight import RowForm
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
@@ -28,6 +30,54 @@ def sent_quantized(group: Group, folder: Path, counts: Sequence[int]) -> tuple[T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experts, "row_form", lambda _layer, _rows: FORM)
         return _results(group, folder, tuple(counts))
+
+
+def both_ways(
+    group: Group,
+    folder: Path,
+    counts: Sequence[int],
+    dtype: torch.dtype,
+    form: RowForm | None = None,
+) -> tuple[Tensor, Tensor, bool]:
+    """Returns the results of own rows with half of the experts on each rank, and random weights: of rows that are gathered,
+    and of rows that go to the ranks of their experts alone. And whether the latter were sent quantized. `form`: by default
+    that of the experts."""
+    with pytest.MonkeyPatch.context() as patch:
+        if form is not None:
+            patch.setattr(Experts, "row_form", lambda _layer, _rows: form)
+        return _both_ways(group, folder, tuple(counts), dtype, str(form))
+
+
+def _both_ways(
+    group: Group, folder: Path, counts: tuple[int, ...], dtype: torch.dtype, name: str
+) -> tuple[Tensor, Tensor, bool]:
+    device = torch.device("cpu" if group.backend == "gloo" else f"cuda:{group.rank}")
+    results, forms = [], []
+    for all_to_all in (False, True):
+        store = FileStore(str(folder / f"store {name} {counts} {all_to_all}"), -1)
+        groups = Groups.join(
+            group.rank, group.size, store, device, dp_size=group.size, all_to_all=all_to_all
+        )
+        model = load_model(
+            folder,
+            device=device,
+            dtype=dtype,
+            dummy=True,
+            groups=groups,
+            expert_parts=group.size,
+        )
+        layer = model.model.last
+        experts, norm = layer.mlp, layer.post_attention_layernorm
+        assert isinstance(experts, MixtureOfExperts)
+        exchange = Exchange(None, groups.exchange, counts)
+        draw = torch.Generator().manual_seed(group.rank)
+        shape = 2, counts[group.rank], model.config.hidden_size
+        rows, residual = torch.randn(shape, generator=draw).to(device, dtype)
+        assert experts.dispatches(rows, exchange) == all_to_all
+        forms.append(experts.form_of_all(exchange))
+        with torch.inference_mode():
+            results.append(experts.after_norm(norm, rows, residual, exchange)[0].cpu())
+    return results[0], results[1], forms[1].quantized is not None
 
 
 def _results(group: Group, folder: Path, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The exchange of rows among DP ranks, around the layers of experts.
 
 Each DP rank has its own requests, and a part of the experts. A layer of experts takes the rows of all DP ranks. Their
-results are summed, and each DP rank gets its own rows of the sum.
+results are summed, and each DP rank gets its own rows of the sum. Either all rows are gathered on all ranks, or each row is
+sent to the ranks that have its experts, which its own rank has chosen.
 
 Rows that all products of the layer take quantized are sent quantized, which is half the bytes, as DeepSeek-V3 sends them
 (arXiv:2412.19437, section 3.3.2). Then each rank computes the gate's logits of its own rows, and sends them beside.
@@ -14,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.comm.all_to_all import Choice, Dispatched, ExpertTables
 from mla_router.worker.kernels.comm.group import Group
-from mla_router.worker.kernels.weight import Quantized, RowForm
+from mla_router.worker.kernels.weight import Activations, Quantized, RowForm
 
 
 class Exchange(NamedTuple):
@@ -42,6 +44,26 @@ class Exchange(NamedTuple):
     def scatter(self, rows: Tensor) -> Tensor:
         """Returns own rows [T, ...] of the sum of `rows` [S, ...] over the ranks. Overwrites `rows`."""
         return self.group.scatter_rows(rows, self.counts)
+
+    def dispatches(self, rows: Tensor, top_k: int) -> bool:
+        """Whether rows can be sent to the ranks of their experts, `top_k` each. `rows` [T, N]. The same on all ranks."""
+        return self.group.dispatches(rows.shape[1], rows.dtype, top_k, self.counts)
+
+    def dispatch(self, rows: Activations, choice: Choice, experts: ExpertTables) -> Dispatched:
+        """Sends rows [T, N] to the ranks of their experts. Returns the rows [S, N] of all ranks, as far as they are here."""
+        return self.group.dispatch(rows, choice, experts, self.counts)
+
+    def combine(self, results: Tensor, sent: Dispatched) -> Tensor:
+        """Returns the sums [T, N] of own rows. results [S, N]: of the rows of `sent`."""
+        return self.group.combine(results, sent, self.counts)
+
+    @property
+    def own_cache_loc(self) -> Tensor | None:
+        """`out_cache_loc` of own rows [T]."""
+        loc = self.out_cache_loc
+        if loc is None or not self.is_needed:
+            return loc
+        return loc[self.first : self.first + self.counts[self.group.rank]]
 
     # ---- Fast path ----
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.beside import Fork, beside
+from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import Plus
@@ -51,16 +52,32 @@ class MixtureOfExperts(FeedForward):
         weights, ids = self.gate(rows, exchange.out_cache_loc)
         return exchange.scatter(self.experts(rows, weights, ids, shared))
 
+    def dispatched(self, rows: Activations, logits: Tensor, exchange: Exchange) -> Tensor:
+        """`exchanged`, with the gate's logits of own rows, which are sent to the ranks of their experts alone."""
+        fork = Fork(rows)
+        choice, experts = self.gate.choose_of_own(logits, exchange.own_cache_loc)
+        sent = exchange.dispatch(rows, choice, experts)
+        shared = self.shared_of_own(fork, rows, exchange)
+        return exchange.combine(self.experts(sent.rows, sent.weights, sent.ids, shared), sent)
+
     def serve(self, exchange: Exchange) -> None:
         if not exchange.is_needed:
             return
         none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
         form = self.form_of_all(exchange)
-        if exchange.sends_quantized(none, form):
-            logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
-            self.exchanged_quantized(no_rows(none, form), logits, exchange)
+        rows = none if form.quantized is None else no_rows(none, form)
+        logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
+        if self.dispatches(none, exchange):
+            self.dispatched(rows, logits, exchange)
+        elif isinstance(rows, Quantized) and exchange.sends_quantized(none, form):
+            self.exchanged_quantized(rows, logits, exchange)
         else:
             self.exchanged(none, exchange)
+
+    def dispatches(self, hidden_states: Tensor, exchange: Exchange) -> bool:
+        """Whether own rows [T, hidden_size] are sent to the ranks of their experts alone."""
+        gate = self.gate
+        return gate.reaches is not None and exchange.dispatches(hidden_states, gate.rule.top_k)
 
     def shared(self, hidden_states: Activations) -> Plus:
         """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
@@ -109,6 +126,9 @@ class MixtureOfExperts(FeedForward):
         self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor, exchange: Exchange
     ) -> tuple[Tensor, Tensor]:
         form = self.form_of_all(exchange)
+        if self.dispatches(hidden_states, exchange):
+            normed, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
+            return self.dispatched(normed, self.gate.logits(normed), exchange), residual
         if not exchange.sends_quantized(hidden_states, form):
             normed, residual = norm.add(hidden_states, residual)
             return self.exchanged(normed, exchange), residual
@@ -157,7 +177,10 @@ class Gate(nn.Module):
         # Arguments of `moe_routing`: `table` on a rank with some of the experts, `counts` if their load is counted
         self.table: Tensor | None
         self.counts: Tensor | None
+        # As of `ExpertTables`, if rows are sent to the ranks of their experts alone
+        self.reaches: Tensor | None
         self.register_buffer("table", None, persistent=False)
+        self.register_buffer("reaches", None, persistent=False)
         self.register_buffer("counts", None, persistent=False)
 
     def forward(
@@ -180,6 +203,14 @@ class Gate(nn.Module):
             table=self.table,
             counts=self.counts,
         )
+
+    def choose_of_own(
+        self, logits: Tensor, out_cache_loc: Tensor | None
+    ) -> tuple[Choice, ExpertTables]:
+        """`choose` of own rows, among the experts of all ranks, and the places of these."""
+        assert self.table is not None and self.reaches is not None, "experts of one rank"
+        choice = moe_routing(logits, self.rule, self.e_score_correction_bias, out_cache_loc)
+        return Choice(*choice), ExpertTables(self.table, self.reaches, self.counts)
 
     @property
     def operand(self) -> Weight:

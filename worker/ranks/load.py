@@ -49,10 +49,12 @@ def load_rank(
             timeout_s=config.dist_timeout,
             address=address,
             shares_memory=not config.disable_custom_all_reduce,
+            all_to_all=config.moe_a2a_backend == "direct" and config.ep_size > 1,
         )
         if device.type == "cuda":
-            group = groups.attention if groups.attention.size > 1 else groups.exchange
-            logger.info("exchange between ranks: %s", group.few_rows.choice)
+            for group in (groups.attention, groups.exchange):
+                if group.size > 1:
+                    logger.info("exchange between ranks: %s", group.few_rows.choice)
     try:
         return load_engine(own, groups, expert_parts=config.ep_size)
     except ModelError as error:

@@ -75,6 +75,23 @@ def test_whole_experts(tmp_path: Path) -> None:
     assert shapes(part(tmp_path, 1, 4, 4), "mlp.experts.gate_up_proj") == {(2, 64, 64)}
 
 
+@pytest.mark.parametrize(("expert_parts", "of_rank"), [(4, 2), (2, 4)])
+def test_a_rank_knows_the_experts_of_those_with_its_place(
+    tmp_path: Path, expert_parts: int, of_rank: int
+) -> None:
+    """2 DP ranks of 2 ranks exchange rows between ranks 0 and 2, and between 1 and 3. Two parts are on two ranks each."""
+    write_config(tmp_path, "v3")
+    for place in range(2):
+        model = build_model(read_config(tmp_path))
+        divide(model, Groups(Position(place, 2), Position(1, 2), all_to_all=True), expert_parts)
+        reaches = model.model.layers[1].mlp.gate.reaches
+        assert reaches.shape == (8, 1, 2)
+        for dp_rank in range(2):
+            first = (2 * dp_rank + place) * expert_parts // 4 * of_rank
+            own = reaches[:, 0, dp_rank].nonzero().flatten().tolist()
+            assert own == list(range(first, first + of_rank))
+
+
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 1), (4, 1), (8, 1)])
 def test_kv_heads_are_repeated_if_there_are_fewer_than_ranks(
     tmp_path: Path, size: int, kv_heads: int

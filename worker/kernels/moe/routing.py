@@ -79,7 +79,8 @@ def moe_routing_torch(
     choice = scores if bias is None else scores + bias
 
     if rule.top_groups < rule.num_groups:
-        grouped = choice.view(len(logits), rule.num_groups, -1)
+        shape = len(choice), rule.num_groups, choice.shape[1] // rule.num_groups
+        grouped = choice.view(shape)
         best = grouped.topk(1 if softmax else 2, dim=-1).values.sum(dim=-1)
         groups = best.topk(rule.top_groups, dim=-1, sorted=False).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)

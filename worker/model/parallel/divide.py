@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
 from mla_router.worker.kernels.comm.groups import Groups
@@ -139,7 +140,9 @@ def _divide_layers(
 ) -> Placement | None:
     """Divides all of `module`, which has these `layers`. Returns the placement of its experts. Raises ModelError."""
     linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
-    placement, stacks = _divide_experts(layers, ranks.experts, placement)
+    placement, stacks = _divide_experts(
+        layers, ranks.experts, placement, ranks.exchange_parts if groups.all_to_all else ()
+    )
     # All formats count, since a layer's results are the next one's inputs
     block = max(linear.format.granularity for linear in linears.values())
     for name, linear in linears.items():
@@ -151,10 +154,13 @@ def _divide_layers(
 
 
 def _divide_experts(
-    layers: Sequence[nn.Module], share: Share, placement: Placement | None
+    layers: Sequence[nn.Module],
+    share: Share,
+    placement: Placement | None,
+    exchange_parts: Sequence[int],
 ) -> tuple[Placement | None, dict[Linear, Members]]:
-    """Returns the placement, and the experts of this rank in each stack. Tells the gates where they are. Raises
-    ModelError."""
+    """Returns the placement, and the experts of this rank in each stack. Tells the gates where they are, and those of
+    `exchange_parts`, if any. Raises ModelError."""
     stacks: dict[Linear, Members] = {}
     stack = next(
         (
@@ -177,6 +183,9 @@ def _divide_experts(
         for module in layer.modules():
             if isinstance(module, Gate) and share.count > 1:
                 module.table = placement.table(index, share.index)
+                if len(exchange_parts) > 1:
+                    parts = [placement.table(index, part) >= 0 for part in exchange_parts]
+                    module.reaches = torch.stack(parts, dim=-1)
     return placement, stacks
 
 

@@ -73,6 +73,12 @@ class Ranks(NamedTuple):
         return Share(self.rank // self._sharing, self.expert_parts, "--ep-size")
 
     @property
+    def exchange_parts(self) -> list[int]:
+        """The parts of the routed experts on the ranks with which this one exchanges rows, one of each DP rank."""
+        each = self.size // self.dp_size
+        return [(each * dp + self.rank % each) // self._sharing for dp in range(self.dp_size)]
+
+    @property
     def expert_columns(self) -> Share:
         """The share in the columns of each expert, which the ranks with the same experts divide."""
         return Share(self.rank % self._sharing, self._sharing, "--tp-size, or raise --ep-size")
