@@ -44,7 +44,7 @@ from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.experts import Experts
-from mla_router.worker.model.moe import MixtureOfExperts
+from mla_router.worker.model.moe import Gate, MixtureOfExperts
 
 SHAPE = Path(__file__).resolve().parents[1] / "shapes" / "deepseek-v3-fp8"
 # Assumed, not measured: four fifths of the 450 GB/s that NVLink 4 has in each direction
@@ -86,9 +86,11 @@ class Division(NamedTuple):
         """Returns the requests whose attention a rank computes."""
         return size if self.attention == "dp" else size * self.ranks
 
-    def groups(self, link: Link, *rows: Tensor) -> Groups:
-        group = LoopbackGroup(self.ranks, link, *rows)
-        return Groups(exchange=group) if self.attention == "dp" else Groups(attention=group)
+    def groups(self, link: Link, *rows: Tensor, all_to_all: bool) -> Groups:
+        group = LoopbackGroup(self.ranks, link, *rows, all_to_all=all_to_all)
+        if self.attention == "dp":
+            return Groups(exchange=group, all_to_all=all_to_all)
+        return Groups(attention=group)
 
 
 def of_layers(folder: Path, layers: int, into: Path) -> int:
@@ -127,8 +129,11 @@ def load(config: WorkerConfig, division: Division, args: argparse.Namespace) -> 
     sent: tuple[Tensor, ...] = (rows,)
     if division.attention == "dp":
         experts: Any = model
-        sent += quantized_rows(rows, experts.num_experts)
-    return load_engine(own, division.groups(link, *sent), expert_parts=args.ranks)
+        with torch.device("meta"):
+            rule = Gate(experts).rule
+        sent += quantized_rows(rows, experts.num_experts, rule)
+    groups = division.groups(link, *sent, all_to_all=own.moe_a2a_backend == "direct")
+    return load_engine(own, groups, expert_parts=args.ranks)
 
 
 def leave_out(engine: Engine, layers: int) -> None:
@@ -378,6 +383,7 @@ def main() -> None:
     show(rows, args.ranks, whole)
     settings = {key: vars(args)[key] for key in ("ranks", "layers", "input_len", "prefill_tokens")}
     settings |= {"link_gb_per_s": args.link_gb_per_s, "latency_us": args.latency_us}
+    settings["moe_a2a_backend"] = own.moe_a2a_backend
     record("simulated_rank", {"simulated": True, "config": settings, "rows": rows}, args.out)
 
 
