@@ -5,21 +5,42 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
+
+
+class MalformedError(ValueError):
+    """A file of a model folder is malformed. The message names it."""
 
 
 def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
     """Returns all EOS tokens. The three files of a folder often name different ones, some of them outside the model's
-    vocabulary. `of_tokenizer` is the tokenizer's own."""
+    vocabulary. `of_tokenizer` is the tokenizer's own. Raises MalformedError."""
     ids = set() if of_tokenizer is None else {of_tokenizer}
     vocab_size = math.inf
     for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        if path.is_file():
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            listed = settings.get("eos_token_id")
-            ids.update([listed] if isinstance(listed, int) else listed or [])
-            vocab_size = min(vocab_size, settings.get("vocab_size", math.inf))
+        settings = _fields(folder / name)
+        listed = settings.get("eos_token_id")
+        tokens = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        if not all(isinstance(token, int) for token in tokens):
+            raise MalformedError(
+                f"{folder / name}: eos_token_id {listed!r} is not a token id or a list of them"
+            )
+        ids.update(tokens)
+        vocab_size = min(vocab_size, settings.get("vocab_size", math.inf))
     return frozenset(token for token in ids if 0 <= token < vocab_size)
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file; none if it does not exist. Raises MalformedError."""
+    if not path.is_file():
+        return {}
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MalformedError(f"{path}: not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedError(f"{path}: not a JSON object")
+    return fields
 
 
 def byte_level_alphabet() -> dict[str, int]:

@@ -115,7 +115,10 @@ async def ask_all(
 def measure(url: str, asked: list[Question], **how: Any) -> tuple[list[Answer], dict[str, Any]]:
     """Returns the answers and their summary. `how`: see `ask_all`."""
     begin = time.perf_counter()
-    answers = asyncio.run(ask_all(url, asked, **how))
+    try:
+        answers = asyncio.run(ask_all(url, asked, **how))
+    except aiohttp.ClientConnectionError as error:
+        raise SystemExit(f"{url}: {error}; start a server (`--help` of launch_server)") from None
     latency = time.perf_counter() - begin
     right = sum(a.number == q.expected for a, q in zip(answers, asked, strict=True))
     return answers, {

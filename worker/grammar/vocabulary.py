@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
+from mla_router.worker.tokenizer_files import MalformedError, byte_level_alphabet, read_eos_ids
 
 # The first byte of special tokens. No text contains it. So a grammar allows such a token only where it names the
 # token's id or allows any bytes. xgrammar never allows a token without bytes.
@@ -71,7 +71,10 @@ def read_vocabulary(
         else:
             pieces[token] = piece.replace("\u2581", " ").encode()
     named = _named_eos(source)
-    eos_ids = read_eos_ids(folder, tokenizer.token_to_id(named) if named else None)
+    try:
+        eos_ids = read_eos_ids(folder, tokenizer.token_to_id(named) if named else None)
+    except MalformedError as error:
+        raise VocabularyError(str(error)) from error
     if not eos_ids:
         raise VocabularyError(f"{folder}: no token that ends an answer")
     for token in eos_ids:

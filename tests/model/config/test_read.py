@@ -47,6 +47,10 @@ def test_unknown_architectures(change: dict[str, Any], message: str) -> None:
         ("[]", "not a JSON object"),
         ("{}", "no architecture at all"),
         (json.dumps(V3 | {"rope_parameters": "yarn"}), "malformed"),
+        (json.dumps(V3 | {"architectures": {"a": 1}}), "malformed"),
+        (json.dumps(V3 | {"hidden_size": True}), "hidden_size True is not a positive integer"),
+        (json.dumps(V3 | {"rope_parameters": {"rope_type": "yarn", "factor": 1e308}}), "malformed"),
+        (json.dumps(V3 | {"rope_parameters": {"rope_type": "yarn", "mscale": "x"}}), "malformed"),
     ],
 )
 def test_unreadable_file_names_itself(tmp_path: Path, text: str, message: str) -> None:

@@ -118,6 +118,9 @@ def test_eos_of_all_files_counts(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [6, 7]}))
     assert {5, 6, 7} < Tokenizer(folder).eos_ids
     assert REFERENCE.eos_token_id in Tokenizer(folder).eos_ids
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"generation_config\.json: not JSON"):
+        Tokenizer(folder)
 
 
 def test_a_folder_without_a_tokenizer(folder: Path) -> None:

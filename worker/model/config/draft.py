@@ -13,7 +13,7 @@ from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.config.read import parse_config, read_raw
+from mla_router.worker.model.config.read import MALFORMED, parse_config, read_raw
 
 _NEXTN = "ForCausalLMNextN"  # end of the architecture that SGLang's export_deepseek_nextn.py writes
 
@@ -57,8 +57,10 @@ def _architecture(raw: dict[str, Any]) -> str:
 def _parsed(path: Path, raw: dict[str, Any]) -> ModelConfig:
     try:
         return parse_config(raw)
-    except (ModelError, AttributeError, TypeError, ValueError) as error:
+    except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    except MALFORMED as error:
+        raise ModelError(f"{path}: malformed: {error!r}") from error
 
 
 def _check_equal(path: Path, config: ModelConfig, model: ModelConfig, *names: str) -> None:

@@ -17,7 +17,7 @@ def size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
     if value is None:
         raise ModelError(f"{name} is missing")
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"{name} {value!r} is not a positive integer")
     return value
 

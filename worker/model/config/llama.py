@@ -61,4 +61,6 @@ def grouped_query_fields(raw: Mapping[str, Any], common: Mapping[str, Any]) -> d
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads {heads} is not a multiple of {kv_heads} KV heads")
     head_dim = optional_size(raw, "head_dim") or common["hidden_size"] // heads
+    if not head_dim:
+        raise ModelError(f"hidden_size {common['hidden_size']} is less than {heads} heads")
     return {"num_kv_heads": kv_heads, "head_dim": head_dim}

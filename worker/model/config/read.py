@@ -35,6 +35,10 @@ ARCHITECTURES = {
 }
 
 
+# Errors of the arithmetic with a config's values that are of another type or out of range
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Returns the config of the model in `folder`. Raises ModelError."""
     path = folder / "config.json"
@@ -43,8 +47,8 @@ def read_config(folder: Path) -> ModelConfig:
         return parse_config(raw)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: malformed: {error}") from error
+    except MALFORMED as error:
+        raise ModelError(f"{path}: malformed: {error!r}") from error
 
 
 def read_raw(folder: Path) -> dict[str, Any]:

@@ -79,11 +79,16 @@ def _yarn(rope: Mapping[str, Any], max_position: int) -> YarnConfig:
         original_max_position=original,
         beta_fast=float(rope.get("beta_fast") or 32),
         beta_slow=float(rope.get("beta_slow") or 1),
-        attention_factor=rope.get("attention_factor"),
-        mscale=rope.get("mscale"),
-        mscale_all_dim=rope.get("mscale_all_dim"),
+        attention_factor=_optional_number(rope, "attention_factor"),
+        mscale=_optional_number(rope, "mscale"),
+        mscale_all_dim=_optional_number(rope, "mscale_all_dim"),
         truncate=bool(rope.get("truncate", True)),
     )
+
+
+def _optional_number(rope: Mapping[str, Any], name: str) -> float | None:
+    value = rope.get(name)
+    return None if value is None else float(value)
 
 
 def _llama3(rope: Mapping[str, Any]) -> Llama3Config:

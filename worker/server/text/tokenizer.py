@@ -11,7 +11,7 @@ from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
 from mla_router.worker.server.text.tokenizer_folder import read_folder
-from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
+from mla_router.worker.tokenizer_files import MalformedError, byte_level_alphabet, read_eos_ids
 
 # Encoding takes about 0.2 microseconds a character. Longer texts are encoded in a thread, to keep the event loop free.
 MAX_INLINE_CHARS = 1024
@@ -52,7 +52,10 @@ class Tokenizer:
         # The longest entry limits the text of a token.
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
-        self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_id)
+        try:
+            self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_id)
+        except MalformedError as error:
+            raise TokenizerError(str(error)) from error
         added = backend.get_added_tokens_decoder()
         self._byte_of = byte_level_alphabet()
         self._before = [vocabulary["a"]] if "a" in vocabulary else []
