@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ import aiohttp
 import pytest
 
 from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.server.processes.first import ipc_directory
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import ROOT, free_ports, post_json, status_of, wait_until
@@ -62,6 +64,19 @@ async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.Cl
     while len(worker.received("Generate")) < 2:
         await asyncio.sleep(0.01)
     return whole, events, http
+
+
+def test_a_long_path_of_temporary_files_leaves_room_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    for parent in (folder, Path("/tmp")):
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        with ipc_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(directory / "to_server_999"))
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert not directory.exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -51,6 +52,8 @@ EXIT_CHILD_DIED = 3
 # After this many times --watchdog-timeout without statistics the scheduler is killed: a hung GPU does not recover.
 STUCK_FACTOR = 4
 
+# Longest folder for the ipc directory: the path of a socket has at most 107 bytes (unix(7))
+MAX_PARENT = 107 - len("/mla-router-12345678/to_scheduler_")
 DRAIN_GRACE_S = 30.0  # longest time of running requests after SIGTERM
 
 
@@ -238,8 +241,12 @@ class Signals:
 
 @contextmanager
 def ipc_directory() -> Iterator[Path]:
-    """Makes a directory with mode 0700. Access to its sockets gives control of the scheduler."""
-    directory = Path(tempfile.mkdtemp(prefix="mla-router-"))
+    """Makes a directory with mode 0700. Access to its sockets gives control of the scheduler. It is in /tmp if TMPDIR is too
+    long for the paths of sockets."""
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > MAX_PARENT:
+        parent = "/tmp"
+    directory = Path(tempfile.mkdtemp(prefix="mla-router-", dir=parent))
     try:
         yield directory
     finally:
