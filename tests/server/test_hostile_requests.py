@@ -40,8 +40,8 @@ def statuses(answer: bytes) -> list[bytes]:
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"G\x00T / HTTP/1.1\r\n\r\n",
-        b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nX\x00Y: z\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
@@ -57,6 +57,13 @@ def test_malformed_requests(worker: FakeWorker, data: bytes) -> None:
     # One answer: the following bytes do not count as another request.
     assert statuses(talk(worker, data)) == [b"400"]
     assert status_of(worker.url + "/health") == 200
+
+
+def test_a_head_that_the_router_accepts_is_read(worker: FakeWorker) -> None:
+    """Gateways send tokens and cookies of more than 8 KiB."""
+    for head in (b"GET /health?" + b"x" * 8100, b"GET /health"):
+        fields = b"Host: x\r\nConnection: close\r\nCookie: " + b"x" * 50_000
+        assert statuses(talk(worker, head + b" HTTP/1.1\r\n" + fields + b"\r\n\r\n")) == [b"200"]
 
 
 def test_a_broken_chunk_ends_the_request(worker: FakeWorker) -> None:

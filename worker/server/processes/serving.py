@@ -27,6 +27,7 @@ EXIT_BAD_SETTINGS = 2  # argparse's status: a restart would not help
 
 FLUSH_S = 1.0  # time for the last bytes of running handlers
 KEEPALIVE_S = 75.0  # longer than that of most clients, so that clients close idle connections first
+MAX_HEAD = 64 << 10  # bytes of a line of a request's head; a router sends no longer heads
 
 
 async def prepare(state: ServerState, client: SchedulerClient, names: NamedRequests) -> Service:
@@ -74,6 +75,8 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         access_log=None,
         auto_decompress=False,  # `app.py` refuses compressed bodies, because small ones may become large
         keepalive_timeout=KEEPALIVE_S,
+        max_line_size=MAX_HEAD,
+        max_field_size=MAX_HEAD,
         shutdown_timeout=FLUSH_S,
     )
     await runner.setup()
