@@ -13,7 +13,7 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import TooManyRequests
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 
-MAX_RETRY_AFTER = 60  # OpenAI's clients ignore a longer time
+MAX_RETRY_AFTER = 60  # some of OpenAI's clients ignore a longer time
 
 
 def check_backlog(
