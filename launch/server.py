@@ -78,9 +78,10 @@ def run(
 
             return serve_on_ray(options, policy)
         if options.every_worker.node_rank:
-            return _serve_node(options, command, policy, rank)
-        with _ports(options, WORKER_HOST) as ports:
-            return asyncio.run(_serve(options, ports, command, policy))
+            with Output(sys.stdout) as output:
+                return _serve_node(options, command, policy, rank, output)
+        with _ports(options, WORKER_HOST) as ports, Output(sys.stdout) as output:
+            return asyncio.run(_serve(options, ports, command, policy, output))
     except KeyboardInterrupt:  # outside the time of `StopSignals`
         return KILLED_BY_CTRL_C
     except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
@@ -95,7 +96,11 @@ def _ports(options: Options, host: str) -> ClaimedPorts:
 
 
 def _serve_node(
-    options: Options, command: WorkerCommand, policy: RestartPolicy, rank: RankCommand | None
+    options: Options,
+    command: WorkerCommand,
+    policy: RestartPolicy,
+    rank: RankCommand | None,
+    output: Output,
 ) -> int:
     """Runs a node other than 0. Returns the exit status. Raises NoPortError, GaveUpError."""
     # They import packages of a worker, which `main` checks first.
@@ -103,7 +108,6 @@ def _serve_node(
     from mla_router.launch.node_processes import DpRanks, Ranks, rank_command
     from mla_router.worker.nodes.address import host_port, own_address, resolve_in_time
 
-    output = Output(sys.stdout)
     if not options.spans_nodes:
         node = options.worker(0, 0)
         ranks = Ranks(node, rank or rank_command, output)
@@ -128,11 +132,14 @@ def _serve_node(
 
 
 async def _serve(
-    options: Options, ports: Sequence[int], command: WorkerCommand, policy: RestartPolicy
+    options: Options,
+    ports: Sequence[int],
+    command: WorkerCommand,
+    policy: RestartPolicy,
+    output: Output,
 ) -> int:
     from mla_router import Router
 
-    output = Output(sys.stdout)
     if options.without_effect:
         output.launch("without effect here: " + ", ".join(options.without_effect))
     urls = [f"http://{WORKER_HOST}:{port}" for port in ports]

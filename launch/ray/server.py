@@ -26,15 +26,19 @@ def serve_on_ray(options: Options, policy: RestartPolicy) -> int:
     config = with_worker_key(config, config.to_dict()["worker_api_key"] or secrets.token_hex(32))
     cluster = RayCluster(options.ray_address)
     try:
-        return asyncio.run(_serve(options, config, cluster, policy))
+        with Output(sys.stdout) as output:
+            return asyncio.run(_serve(options, config, cluster, policy, output))
     finally:
         cluster.close()
 
 
 async def _serve(
-    options: Options, config: RouterConfig, cluster: RayCluster, policy: RestartPolicy
+    options: Options,
+    config: RouterConfig,
+    cluster: RayCluster,
+    policy: RestartPolicy,
+    output: Output,
 ) -> int:
-    output = Output(sys.stdout)
     if options.without_effect:
         output.launch("without effect here: " + ", ".join(options.without_effect))
     settings = config.to_dict()

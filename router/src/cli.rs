@@ -1,6 +1,6 @@
 //! The `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
 
-use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode};
+use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, sync::OnceLock, time::Duration};
 
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -8,9 +8,15 @@ use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, fmt::writer::BoxMakeWriter};
 
-use crate::{config::Config, handle, server::listen, telemetry::access_log};
+use crate::{config::Config, handle, log_lines::LogLines, server::listen, telemetry::access_log};
+
+/// The log lines of this process, once `init_logging` was called.
+static LOG_LINES: OnceLock<LogLines> = OnceLock::new();
+
+/// Time limit for writing the remaining log lines. A reader that has paused may never take them.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Parses the arguments (the first one is the program name), runs the router until it stops, and returns the exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -26,7 +32,9 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     for (flag, why) in config.ignored.given() {
         tracing::warn!("{flag} has no effect here: {why}");
     }
-    match threads().and_then(|threads| threads.block_on(serve(config))) {
+    let served = threads().and_then(|threads| threads.block_on(serve(config)));
+    flush_log();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The same prefix as in the messages of clap and of the launchers.
@@ -51,12 +59,17 @@ pub fn threads() -> io::Result<Runtime> {
         .build()
 }
 
-/// Sends log lines to stderr. Only the first call has an effect.
+/// Sends log lines to stderr, through a thread: see [`crate::log_lines`]. Only the first call has an effect.
 pub fn init_logging(config: &Config) {
     let access = if config.access_log { "info" } else { "off" };
     let filter = format!("{},{}={access}", config.log_level.as_str(), access_log::TARGET);
+    // Without a thread, lines are written by those that log.
+    let writer = LogLines::to(io::stderr()).map_or_else(
+        |_| BoxMakeWriter::new(io::stderr),
+        |lines| BoxMakeWriter::new(LOG_LINES.get_or_init(|| lines).clone()),
+    );
     let subscriber = tracing_subscriber::fmt()
-        .with_writer(io::stderr)
+        .with_writer(writer)
         .with_target(false)
         // An internal error would be written to stderr as well, and panic if stderr is full.
         .log_internal_errors(false)
@@ -68,6 +81,13 @@ pub fn init_logging(config: &Config) {
     } else {
         tracing::subscriber::set_global_default(subscriber.finish())
     };
+}
+
+/// Waits for the log lines so far to be written. A program that embeds the router may end at once then.
+pub fn flush_log() {
+    if let Some(lines) = LOG_LINES.get() {
+        lines.flush(FLUSH_LIMIT);
+    }
 }
 
 async fn serve(config: Config) -> io::Result<()> {

@@ -39,6 +39,7 @@ pub mod fleet;
 pub mod handle;
 pub mod history;
 pub mod key;
+mod log_lines;
 pub mod metrics;
 pub mod names;
 pub mod policy;

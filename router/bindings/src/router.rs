@@ -142,7 +142,10 @@ impl Router {
         let grace = seconds(timeout_s)?;
         let Some(running) = self.take_running() else { return Ok(()) };
         let stopped = running.wait_for(py, running.handle.stop(grace));
-        py.detach(|| drop(running));
+        py.detach(|| {
+            drop(running);
+            cli::flush_log();
+        });
         stopped
     }
 
