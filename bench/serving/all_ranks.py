@@ -44,10 +44,10 @@ class Loader:
 
 
 def on_all_ranks(measure: Callable[..., R], config: WorkerConfig, *arguments: Any) -> R:
-    """Returns the result of measure(loader, *arguments) on rank 0. The others print nothing. Raises SystemExit for DP ranks,
-    whose steps are agreed on."""
-    if config.attn_dp_size > 1:
-        raise SystemExit(f"--attn-dp-size {config.attn_dp_size}: DP ranks agree on their steps")
+    """Returns the result of measure(loader, *arguments) on rank 0. The others print nothing. DP ranks (`--attn-dp-size`) launch
+    steps of equally many rows. Raises SystemExit for those with drafts, on which they agree by measured times."""
+    if config.attn_dp_size > 1 and config.speculative_algorithm != "none":
+        raise SystemExit(f"--attn-dp-size {config.attn_dp_size}: DP ranks agree on their drafts")
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         context = multiprocessing.get_context("spawn")
@@ -76,4 +76,4 @@ def _other(measure: Callable[..., Any], rank: int, store: Path, arguments: tuple
     with open(os.devnull, "w") as nowhere:
         sys.stdout = nowhere
         measure(Loader(rank, store), *arguments)
-    _end()
+        _end()

@@ -5,7 +5,8 @@
 Options and report are SGLang's. All flags of a worker are accepted; a folder of `bench/shapes` with `--load-format
 dummy` needs no weights. As in the scheduler's loop, the next step is launched before the tokens of the last one are
 read. The floor of a decode step is the time to read the weights that the batch needs and its KV cache once. With `--tp-size` the
-figures and the floor are those of rank 0.
+figures and the floor are those of rank 0, with `--attn-dp-size` (`--dp-size` of DP attention) those of the first DP rank, and each
+DP rank has a batch of its own of the same size.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Batch:
 
     def __init__(self, engine: Engine, size: int, args: argparse.Namespace) -> None:
         self.engine, self.size = engine, size
-        capacity, draw = engine.capacity, random.Random(SEED)
+        self.seed = SEED + engine.model.groups.exchange.rank  # of the DP rank
+        capacity, draw = engine.capacity, random.Random(self.seed)
         self.length = args.input_len
         total = args.input_len + args.output_len
         # With a window page for each page, as if the prompt were computed in one chunk
@@ -117,7 +119,7 @@ class Batch:
     def begin_without_prefill(self) -> StepPlan:
         """A decode step that takes the slots. Tokens are random, for experts to be chosen as ever."""
         slots = range(self.size)
-        same = torch.Generator(self.engine.device).manual_seed(SEED)  # on all ranks
+        same = torch.Generator(self.engine.device).manual_seed(self.seed)  # on all of its ranks
         self.engine.slots.last_token.random_(self.engine.model.config.vocab_size, generator=same)
         self.engine.slots.lengths.fill_(self.length + 1)
         admitted = tuple(Admitted(slot, self.sampling, self.prompts[slot][:1]) for slot in slots)
@@ -211,7 +213,8 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
         if not args.no_prefill:
             prompts = itertools.islice(batch.prefill_plans(budget), 4)
             trace(engine, prompts, args.profile / f"prefill_{size}.json")
-    floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
+    routed = size * engine.model.groups.exchange.size
+    floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed, routed)
     distinct = len({token for result in results for (token,) in result.tokens})
     return {
         "batch_size": size,
