@@ -153,6 +153,11 @@ def test_broken_file_and_broken_index(tmp_path: Path) -> None:
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000\n")
     with pytest.raises(ModelError, match=r"model\.safetensors: a pointer of Git LFS; run `git lfs"):
         load(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weights": {}}))
-    with pytest.raises(ModelError, match="not an index"):
+    index = tmp_path / "model.safetensors.index.json"
+    for malformed in ({"weights": {}}, [], {"weight_map": {"a": 5}}):
+        index.write_text(json.dumps(malformed))
+        with pytest.raises(ModelError, match="not an index"):
+            load(tmp_path)
+    index.write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(ModelError, match="names no safetensors files"):
         load(tmp_path)

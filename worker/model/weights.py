@@ -7,7 +7,6 @@ are missing, unknown, or do not fit (`shard.py`), before the server is ready.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -35,6 +35,10 @@ LFS_POINTER = b"version https://git-lfs"  # its first bytes; git leaves it in pl
 MAX_LISTED = 20  # names shown of each kind of mistake
 PROGRESS_S = 10.0  # between two lines about the progress
 PARALLEL_FILES = 4  # threads: each waits for the disk at every page, several keep it busy
+
+
+class Index(msgspec.Struct):
+    weight_map: dict[str, str]  # names of tensors, and of their files
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +163,12 @@ def weight_files(folder: Path) -> list[Path]:
             )
         return [folder / SINGLE_FILE]
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index}: not an index of safetensors files: {error!r}") from error
-    files = [folder / name for name in names]
+        names = set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
+    except msgspec.DecodeError as error:
+        raise ModelError(f"{index}: not an index of safetensors files: {error}") from error
+    if not names:
+        raise ModelError(f"{index}: names no safetensors files")
+    files = [folder / name for name in sorted(names)]
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise ModelError(f"{folder}: the index names files that are not there: {absent}")

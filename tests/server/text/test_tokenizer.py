@@ -112,6 +112,13 @@ def test_a_tokens_space_is_its_own_where_decoders_leave_the_first_one_out(folder
     assert (tokenizer.bytes_of(3), tokenizer.bytes_of(4)) == ((10,), (0xF0,))
 
 
+def test_a_chat_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}\n{% if %}")
+    with pytest.raises(TokenizerError, match=r"--chat-template .*chat\.jinja: line 2: "):
+        Tokenizer(SMALL_MODEL, chat_template=template)
+
+
 def test_eos_of_all_files_counts(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 5}))

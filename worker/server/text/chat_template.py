@@ -125,6 +125,15 @@ class ChatTemplate:
             self._compiled[name] = _ENVIRONMENT.from_string(self._templates[name])
         return self._compiled[name]
 
+    def syntax_error(self) -> jinja2.TemplateSyntaxError | None:
+        """Returns the error of the first template that cannot be compiled; None if there is none."""
+        try:
+            for name in self._templates:
+                self._template(name)
+        except jinja2.TemplateSyntaxError as error:
+            return error
+        return None
+
     def _wants_objects(self) -> bool:
         """Returns whether the template expects the arguments of calls as objects, and not as JSON strings.
 
