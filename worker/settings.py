@@ -12,6 +12,7 @@ whether only a launcher sets the field.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -239,7 +240,7 @@ class Settings:
         low=1.0,
     )
     disable_custom_all_reduce: bool = _flag(False, "sum rows of several GPUs by NCCL alone")
-    cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
+    cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0, high=1024)
     attention_backend: str = _flag(
         "auto",
         "attention kernels; auto: triton for 16-bit models on a GPU, with FlashInfer's prefill if it is installed "
@@ -419,6 +420,8 @@ class Settings:
         for spec in dataclasses.fields(self):
             value, meta = getattr(self, spec.name), spec.metadata
             flag = "--" + spec.name.replace("_", "-")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{flag} {value}: give a finite number")
             if "choices" in meta and value not in meta["choices"]:
                 choices = ", ".join(map(str, meta["choices"]))
                 raise ConfigError(f"{flag} {value}: choose one of {choices}")

@@ -80,6 +80,8 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
             "--attention-backend magic: choose one of auto, triton, flashinfer, torch",
         ),
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
+        (["--watchdog-timeout", "nan"], "--watchdog-timeout nan: give a finite number"),
+        (["--dist-timeout", "inf"], "--dist-timeout inf: give a finite number"),
     ],
 )
 def test_flags_that_change_answers_are_refused_with_the_reason(
