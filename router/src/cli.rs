@@ -32,7 +32,12 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     for (flag, why) in config.ignored.given() {
         tracing::warn!("{flag} has no effect here: {why}");
     }
-    let served = threads().and_then(|threads| threads.block_on(serve(config)));
+    let served = threads().and_then(|threads| {
+        let served = threads.block_on(serve(config));
+        // Does not wait for a blocking read of a file, which may hang on a network file system.
+        threads.shutdown_background();
+        served
+    });
     flush_log();
     match served {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,12 +1,20 @@
 //! `--worker-urls-file`: one worker a line, as a URL or as a JSON object; `#` starts a comment.
 
-use std::{fs, io, path::PathBuf, pin::Pin};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    pin::Pin,
+};
 
 use super::{
     Discovery,
     follower::{Follower, Listed, WorkerSet},
 };
 use crate::{file_watch::DebouncedFileWatch, fleet::WorkerSpec, names::WorkerUrl};
+
+/// Maximum size of the file. A larger one is not what the operator has meant.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The file with the URLs of the workers.
 pub(super) struct UrlsFile {
@@ -20,7 +28,7 @@ impl UrlsFile {
 
     async fn watch(self, follower: Follower) {
         let path = self.path.clone();
-        let read = move || fs::read_to_string(&path).map_err(|error| error.kind());
+        let read = move || read(&path).map_err(|error| error.kind());
         DebouncedFileWatch::new()
             .follow(read, |read| match found(read) {
                 Ok(found) => follower.update(found),
@@ -41,6 +49,13 @@ impl Discovery for UrlsFile {
     fn follow(self: Box<Self>, follower: Follower) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(self.watch(follower))
     }
+}
+
+/// Returns the text of the file. Fails if it has more than [`MAX_BYTES`].
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let length = File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if length as u64 > MAX_BYTES { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
 }
 
 /// Returns the workers in the file, or why it cannot be used.
@@ -106,6 +121,13 @@ mod tests {
             let error = parse(bad).expect_err(bad);
             assert!(error.starts_with("line 1: "), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_an_error() {
+        let error = read(Path::new("/dev/zero")).expect_err("it never ends");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read(Path::new("/dev/null")).expect("readable"), "");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The `mla-router` command as a process.
 
-use crate::support::{Client, FakeWorker, Process, run};
+use std::process::Command;
+
+use crate::support::{Client, FakeWorker, Folder, Process, run};
 
 #[test]
 fn occupied_port_is_a_one_line_error() {
@@ -66,6 +68,35 @@ async fn unwritable_log_does_not_stop_serving() {
     while client.get("/readiness").await.status == 200 {}
     worker.restart().await;
     assert_eq!(client.post("/generate", "{}").await.status, 200);
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}
+
+/// A stopped terminal, or a stuck log collector. The lines take more than the 64 KiB of a pipe.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_reader_of_the_log_does_not_stop_serving() {
+    let worker = FakeWorker::plain().await;
+    let url = worker.url();
+    let mut process = Process::start(&["--port", "0", "--access-log", "--worker-urls", &url]);
+    let address = process.address().await;
+    process.line_with(&format!("worker {url} is up")).await;
+    let mut client = Client::connect(address).await;
+    for _ in 0..1000 {
+        assert_eq!(client.post("/generate", "{}").await.status, 200);
+    }
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}
+
+/// The reader of a FIFO waits for its writer, as that of a file on a network file system for its server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn file_that_cannot_be_read_does_not_delay_the_end() {
+    let folder = Folder::new();
+    let file = folder.path().join("workers");
+    assert!(Command::new("mkfifo").arg(&file).status().expect("it exists").success());
+    let name = file.to_str().expect("text");
+    let mut process = Process::start(&["--port", "0", "--worker-urls-file", name]);
+    process.address().await;
     process.terminate();
     assert_eq!(process.exit_code().await, Some(0));
 }
