@@ -15,7 +15,7 @@ from mla_router.worker.server.app import make_app
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.reader import MediaReader
-from mla_router.worker.server.processes.listeners import BACKLOG
+from mla_router.worker.server.processes.accept import accept
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.state import ServerState, Service, fingerprint_of
 from mla_router.worker.server.text.answer import AnswerFormat
@@ -80,10 +80,14 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         shutdown_timeout=FLUSH_S,
     )
     await runner.setup()
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    assert runner.server is not None, "set up"
+    accepting = asyncio.create_task(accept(listener, runner.server))
     watching = asyncio.create_task(state.watch.run())
     try:
         yield
     finally:
-        watching.cancel()
+        for task in (accepting, watching):
+            task.cancel()
+        await asyncio.wait((accepting,))
+        listener.close()
         await runner.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 
 from mla_router.worker import logs
@@ -18,6 +19,9 @@ def set_up(config: WorkerConfig) -> None:
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").addFilter(_is_news)
     logs.set_up(config.log_level)
+    # The usual soft limit of shells, 1024, is too low for connections.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
