@@ -46,9 +46,9 @@ class Tokenizer:
         if chat_template is not None:
             templates = {"default": chat_template.read_text(encoding="utf-8")}
         self.template = ChatTemplate(templates, loaded.special_tokens)
-        if chat_template is not None and (error := self.template.syntax_error()) is not None:
+        if chat_template is not None and (wrong := self.template.syntax_error()) is not None:
             raise TokenizerError(
-                f"--chat-template {chat_template}: line {error.lineno}: {error.message}"
+                f"--chat-template {chat_template}: line {wrong.lineno}: {wrong.message}"
             )
         self.kind = loaded.kind
         self.special_tokens = loaded.special_tokens
