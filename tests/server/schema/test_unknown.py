@@ -19,7 +19,12 @@ from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.messages import MessagesRequest
 from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
 from mla_router.worker.server.schema.responses import ResponsesRequest
-from mla_router.worker.server.schema.unknown import MAX_EXAMINED, MAX_LENGTH, unknown_fields
+from mla_router.worker.server.schema.unknown import (
+    MAX_EXAMINED,
+    MAX_ITEMS,
+    MAX_LENGTH,
+    unknown_fields,
+)
 
 BODIES = {
     route.body
@@ -238,6 +243,8 @@ def test_an_attackers_names_cost_little() -> None:
     assert len(unknown_fields(json.dumps(many).encode(), ChatRequest)) == MAX_EXAMINED
     tools = {"tools": [{"function": many}] * 3}
     assert len(unknown_fields(json.dumps(tools).encode(), ChatRequest)) == MAX_EXAMINED
+    behind = [{"function": {}}] * MAX_ITEMS + [{"functions": {}}]
+    assert not unknown_fields(json.dumps({"tools": behind}).encode(), ChatRequest)
     long = "-" * MAX_LENGTH + "top_p"
     assert unknown_fields(json.dumps({long: 1}).encode(), ChatRequest) == [long]
 

@@ -55,6 +55,7 @@ NO_EFFECT = frozenset(
 MIN_LENGTH = 6
 MAX_LENGTH = 64  # longer names are no slips
 MAX_EXAMINED = 64  # unknown fields of a body; clients send a few
+MAX_ITEMS = 128  # examined objects of a list; OpenAI's limit of tools
 DEPTH = 2  # `tools[0].function`, `response_format.json_schema`
 # Conversations: they have the fields of other servers' answers, and most of a body's bytes.
 NOT_EXAMINED = frozenset(["messages", "input"])
@@ -114,7 +115,7 @@ def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: l
         if first == BRACE:
             _examine(value, within, f"{prefix}{name}.", ignored)
         elif first == BRACKET:
-            for index, item in enumerate(_items.decode(value)):
+            for index, item in enumerate(islice(_items.decode(value), MAX_ITEMS)):
                 if memoryview(item)[0] == BRACE:
                     _examine(item, within, f"{prefix}{name}[{index}].", ignored)
 
