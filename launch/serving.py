@@ -54,11 +54,11 @@ async def serve(
 
 
 async def _drain(router: Router, grace_s: float, signals: StopSignals) -> None:
-    """Waits for the end of all requests, for `grace_s`, or for Ctrl-C."""
+    """Waits for the end of all requests, for `grace_s`, or for the signal to stop."""
     drained = asyncio.create_task(asyncio.to_thread(router.drain, grace_s))
     enough = asyncio.create_task(signals.interrupt.wait())
     await asyncio.wait([drained, enough], return_when=asyncio.FIRST_COMPLETED)
     enough.cancel()
     if drained.done():
         drained.result()
-    # Else it was Ctrl-C: the following stop of the router ends its requests, and so the drain.
+    # Else it was the signal: the following stop of the router ends its requests, and so the drain.

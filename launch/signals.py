@@ -1,6 +1,6 @@
 """Signals of the launcher.
 
-SIGTERM: finish the running requests, then stop. Ctrl-C: stop. A second Ctrl-C: exit at once.
+SIGTERM: finish the running requests, then stop. A second SIGTERM, or Ctrl-C: stop. A second Ctrl-C: exit at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StopSignals:
         self.interrupt = asyncio.Event()
         self._kill = kill
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.drain.set)
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
 
     async def any(self) -> None:
@@ -30,6 +30,9 @@ class StopSignals:
         finally:
             for task in waits:
                 task.cancel()
+
+    def _on_term(self) -> None:
+        (self.interrupt if self.drain.is_set() else self.drain).set()
 
     def _on_interrupt(self) -> None:
         if self.interrupt.is_set():

@@ -179,6 +179,17 @@ def test_ctrl_c_ends_a_drain(times: int, tmp_path: Path) -> None:
         assert stream.first == b'data: {"choices": [], "n": 1}\n'
 
 
+def test_a_second_sigterm_ends_a_drain(tmp_path: Path) -> None:
+    with launched(tmp_path, ENDLESS_DRAIN) as launcher:
+        stream = Stream(launcher.url)
+        launcher.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in launcher.output(), "it drains")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.process.wait() == 0
+        gone(launcher)
+        assert stream.first == b'data: {"choices": [], "n": 1}\n'
+
+
 def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
     with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
