@@ -32,6 +32,7 @@ from mla_router.launch.router_config import (
 from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.signals import KILLED_BY_CTRL_C
+from mla_router.launch.standard_files import open_standard_files
 from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker import preflight
 from mla_router.worker.config import ConfigError, WorkerConfig
@@ -46,6 +47,7 @@ WORKERS = "requests to workers"
 
 
 def main() -> int:
+    open_standard_files()
     hide_keys()
     warn_of_misspelt_keys()
     require_worker()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from mla_router.launch.installed import require_worker
 from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
+from mla_router.launch.standard_files import open_standard_files
 
 
 def main() -> int:
+    open_standard_files()
     hide_keys()
     warn_of_misspelt_keys()
     require_worker()
