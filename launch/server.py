@@ -66,30 +66,25 @@ def run(
 
     options = parse(argv, router_flags(), ignored_router_flags())
     try:
-        if not options.ray_address:  # else each node has its own models and GPUs
-            options = dataclasses.replace(options, every_worker=locate(options.every_worker))
-            last = options.workers_here[-1]  # the worker with the last GPU
-            preflight.check(options.worker(last, 0))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    try:
-        if options.ray_address:
+        if options.ray_address:  # each node has its own models and GPUs
             require_ray()
             from mla_router.launch.ray.server import serve_on_ray
 
             return serve_on_ray(options, policy)
+        options = dataclasses.replace(options, every_worker=locate(options.every_worker))
+        last = options.workers_here[-1]  # the worker with the last GPU
+        preflight.check(options.worker(last, 0))
         if options.every_worker.node_rank:
             with Output(sys.stdout) as output:
                 return _serve_node(options, command, policy, rank, output)
         with _ports(options, WORKER_HOST) as ports, Output(sys.stdout) as output:
             return asyncio.run(_serve(options, ports, command, policy, output))
-    except KeyboardInterrupt:  # outside the time of `StopSignals`
+    except KeyboardInterrupt:  # outside the time of `StopSignals`, as during a download
         return KILLED_BY_CTRL_C
-    except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
+    except (BadRouterFlagError, ConfigError, RouterError, NoPortError, GaveUpError) as error:
         message = with_launcher_flags(str(error)) if isinstance(error, RouterError) else str(error)
         print(f"error: {message}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
+        return USAGE_ERROR if isinstance(error, BadRouterFlagError | ConfigError) else 1
 
 
 def _ports(options: Options, host: str) -> ClaimedPorts:

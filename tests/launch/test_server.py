@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from mla_router.launch import server
+from mla_router.worker.config import ConfigError
 from support.processes import (
     LONG_ROUTER_TIMEOUTS,
     ROOT,
@@ -300,3 +302,28 @@ def test_bad_flags_are_one_line(argv: list[str], mention: str) -> None:
     assert ended.stderr.startswith("error: ")
     assert ended.stderr.count("\n") == 1
     assert mention in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "status", "printed"),
+    [
+        ("locate", KeyboardInterrupt(), 130, ""),  # during a download
+        ("_serve_node", ConfigError("no interface has it"), 2, "error: no interface has it\n"),
+    ],
+)
+def test_an_end_outside_of_serving_is_no_traceback(
+    at: str,
+    error: BaseException,
+    status: int,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def end(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(server, at, end)
+    monkeypatch.setenv("MLA_ROUTER_DIST_KEY", "a secret of the nodes")
+    nodes = ["--tp-size=2", "--nnodes=2", "--node-rank=1", "--dist-init-addr=127.0.0.1:5000"]
+    assert server.run([*nodes, "--device=cpu"]) == status
+    assert capsys.readouterr().err == printed
