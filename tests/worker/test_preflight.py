@@ -31,7 +31,7 @@ def folder_with(path: Path, text: str) -> str:
         (
             json.dumps(SMALL),
             {"context_length": 1 << 20},
-            "--context-length 1048576: the model goes",
+            "--context-length 1048576: at most 8192",
         ),
         (
             json.dumps(SMALL),
