@@ -46,8 +46,10 @@ ESCAPE = (
     r"\\(?:x[0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
 )
-# A character class, an escape, a quantifier with its suffix, or the opening of a group or a lookahead.
-_TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{ESCAPE}|\(\?[=!]?|[*+?}}]\??|.", re.DOTALL)
+# Second characters of the escapes that xgrammar does not support: boundaries, back-references, properties of characters
+UNSUPPORTED = "bBkpP123456789"
+# A character class, an escape, a quantifier with its suffix, or the opening of a group or of a lookaround.
+_TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{ESCAPE}|\(\?(?:<?[=!])?|[*+?}}]\??|.", re.DOTALL)
 _MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 
 
@@ -59,8 +61,13 @@ def of_text(pattern: str) -> str:
 def _spelled(token: str) -> str:
     if token in ("?", "??"):
         return "{0,1}"
-    if token in ("(?=", "(?!"):
-        raise ValueError("lookaheads are not supported in a pattern")
+    if token in ("(?=", "(?!", "(?<=", "(?<!"):
+        kind = "lookbehinds" if "<" in token else "lookaheads"
+        raise ValueError(f"{kind} are not supported in a pattern")
+    if token in ("[", "\\"):
+        raise ValueError(f"a pattern must not end within `{token}`")
+    if token[0] == "\\" and token[1] in UNSUPPORTED:
+        raise ValueError(f"`{token}` is not supported in a pattern")
     if token == ".":
         return _written(_complement(_LINE_ENDS))
     if token[0] == "[":

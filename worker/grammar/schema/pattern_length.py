@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from mla_router.worker.grammar.json_pattern import ESCAPE
+from mla_router.worker.grammar.json_pattern import ESCAPE, UNSUPPORTED
 from mla_router.worker.grammar.schema.values import Inexact
 
 _TOKEN = re.compile(
@@ -100,7 +100,7 @@ def _sequence(pattern: str, at: int) -> tuple[list[_Item], int]:
     while at < len(pattern):
         found = _TOKEN.match(pattern, at)
         kind = found and found.lastgroup
-        if found is None or (kind == "escape" and found[0][1] in "bBkpP123456789"):
+        if found is None or (kind == "escape" and found[0][1] in UNSUPPORTED):
             raise Inexact(f"`pattern` is not supported beside lengths: `{pattern[at:]}`")
         if kind in ("close", "or"):
             break
