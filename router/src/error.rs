@@ -75,7 +75,7 @@ pub enum Error {
     /// The error response of a worker, after all workers have failed.
     #[error("the worker answered {}", .0.status)]
     Refused(Box<Refusal>),
-    #[error("each of {deaths} workers broke the connection or froze when it had this request")]
+    #[error("workers broke the connection or froze {deaths} times when they had this request")]
     Poisonous { deaths: u32 },
     #[error("the request was not answered within {after:?}")]
     Timeout { after: Duration },

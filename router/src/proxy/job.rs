@@ -50,7 +50,7 @@ pub struct Job {
     pub(super) failures: u32,
     /// The workers of these failures. A request that leaves the queue does not return to them while others are busy.
     pub(super) failed: SmallVec<[WorkerId; 4]>,
-    /// Workers that broke the connection or froze while they had this request.
+    /// Times that a worker broke the connection or froze while it had this request.
     pub deaths: u32,
     /// The slot under --max-concurrent-requests, once the request has one.
     pub(super) slot: Option<Slot>,
