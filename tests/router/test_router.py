@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from mla_router import Router, RouterConfig, RouterError
+from mla_router._router import router_flags
 from support.processes import (
     EVENT_TIMEOUT_S,
     LONG_ROUTER_TIMEOUTS,
@@ -99,7 +100,7 @@ def test_stats_say_it_all_in_one_call(worker: TinyWorker) -> None:
         assert stats["workers"][0]["tree_blocks"] == stats["tree"]["held"]
 
 
-def test_the_stub_knows_every_field_of_stats(worker: TinyWorker) -> None:
+def test_the_stub_knows_every_field_of_the_returned_dicts(worker: TinyWorker) -> None:
     stub = ast.parse((ROOT / "python/mla_router/_router.pyi").read_text())
     types = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
 
@@ -108,11 +109,13 @@ def test_the_stub_knows_every_field_of_stats(worker: TinyWorker) -> None:
         bases = [ast.unparse(base) for base in types[name].bases]
         return own.union(*(fields(base) for base in bases if base in types))
 
+    assert set(router_flags()[0]) == fields("_Flag")
     with Router(config(worker)) as router:
         stats = router.stats()
         assert set(router.workers()[0]) == fields("_Worker")
     assert set(stats) == fields("_Stats")
     assert set(stats["workers"][0]) == fields("_WorkerStats")
+    assert set(stats["workers"][0]["engine"]) == fields("_EngineLoad")
     for part, name in {
         "requests": "_Requests",
         "tokens": "_Tokens",
