@@ -24,6 +24,8 @@ from record import record
 from kernels import flashinfer_gqa
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.tiling import block_queries
+from mla_router.worker.kernels.device import limits
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def measure(case: Case) -> dict[str, Any]:
     queries, keys = (sum(column) for column in zip(*case.extents, strict=True))
     k, v = torch.randn(2, keys, case.num_kv_heads, case.width, device="cuda", dtype=torch.bfloat16)
     q = torch.randn(queries, case.heads, case.width, device="cuda", dtype=torch.bfloat16)
-    work = PrefillWork.on("cuda", case.extents, heads=case.heads, window=case.window)
+    rows = block_queries(case.width, case.width, limits(q.device))
+    work = PrefillWork.on(
+        "cuda", case.extents, heads=case.heads, block_queries=rows, window=case.window
+    )
     scale = case.width**-0.5
 
     def ours() -> torch.Tensor:

@@ -75,6 +75,7 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
     [
         (32, 8, 128, 128),
         (32, 8, 64, 64),
+        (16, 8, 256, 256),
         (16, 16, NOPE + ROPE, VALUE),
         (6, 3, 96, 96),
         (6, 3, 100, 100),
@@ -96,7 +97,17 @@ def test_gqa(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "widths", [(64, 0, 64), (128, 0, 128), (192, 0, 128), (128, 64, 64)], ids=str
+    "widths",
+    [
+        (64, 0, 64),
+        (128, 0, 128),
+        (192, 0, 128),
+        (128, 64, 64),
+        (256, 0, 256),
+        (256, 0, 128),
+        (128, 128, 256),
+    ],
+    ids=str,
 )
 def test_tall_blocks(widths: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Shared KV heads, and a shared part of keys: the kernel of `hopper.py` and that of `kernel.py`."""

@@ -10,8 +10,9 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.decode_schedule import decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
-from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK, PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.tiling import block_queries
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
 from mla_router.worker.kernels.device import limits
 from support.captured_decode import check_captured
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 SCALE = 0.0625
-# Heads, KV heads, head_dim: Gemma 2 9B and 27B, and heads 64 wide
-SHAPES = [(16, 8, 256), (32, 16, 128), (14, 2, 64)]
+# Heads, KV heads, head_dim: Gemma 2 9B, 2B and 27B, and heads 64 wide
+SHAPES = [(16, 8, 256), (8, 4, 256), (32, 16, 128), (14, 2, 64)]
 OPTIONS = [(4096, 50.0), (4096, None), (None, 50.0), (100, 2.0)]
 LENGTHS = [1, 4095, 4096, 4097, 8000, 100, 101, 4128, 33]
 
@@ -117,6 +118,23 @@ def test_prefill_of_scores_near_the_cap(shape: tuple[int, int, int]) -> None:
     check_prefill(shape, extents, (), window=None, softcap=50.0, scale=scale, most=3e-2)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nan_of_one_chunk_does_not_reach_another(
+    shape: tuple[int, int, int], window: int | None
+) -> None:
+    heads, kv_heads, width = shape
+    extents = [(200, 300), (130, 500), (300, 333)]
+    work = PrefillWork.on(DEVICE, extents, heads=heads, block_queries=TALL_BLOCK, window=window)
+    q = torch.randn(630, heads, width, device="cuda").bfloat16()
+    k, v = torch.randn(2, 1133, kv_heads, width, device="cuda").bfloat16()
+    before, _ = ragged_attention(q, k, v, None, work, scale=SCALE, softcap=50.0)
+    k[300:800] = v[300:800] = float("nan")
+    after, _ = ragged_attention(q, k, v, None, work, scale=SCALE, softcap=50.0)
+    assert after[200:330].isnan().all()
+    assert torch.equal(after[:200], before[:200]) and torch.equal(after[330:], before[330:])
+
+
 def check_prefill(
     shape: tuple[int, int, int],
     extents: list[tuple[int, int]],
@@ -136,7 +154,15 @@ def check_prefill(
 
     q, k, v = drawn(queries, heads), drawn(keys, kv_heads), drawn(keys, kv_heads)
     causal = not gaps
-    work = PrefillWork.on(DEVICE, extents, heads=heads, causal=causal, window=window, gaps=gaps)
+    work = PrefillWork.on(
+        DEVICE,
+        extents,
+        heads=heads,
+        causal=causal,
+        block_queries=block_queries(width, width, limits(DEVICE)),
+        window=window,
+        gaps=gaps,
+    )
     got, lse = ragged_attention(q, k, v, None, work, scale=scale, softcap=softcap)
     expected, expected_lse = ragged_attention_torch(
         q.double(),

@@ -294,6 +294,12 @@ def test_tilings_of_an_h200() -> None:
     )
 
 
+def test_wide_heads_decide_the_query_rows_of_prefill() -> None:
+    rows = {found.architecture: prefill.block_queries(256, 256, found) for found in LIMITS.values()}
+    assert rows == {80: 64, 89: 64, 90: 128, 100: 0}
+    assert {prefill.block_queries(192, 128, found) for found in LIMITS.values()} == {0}
+
+
 def test_limits_are_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         major, minor, multi_processor_count = 8, 9, 142

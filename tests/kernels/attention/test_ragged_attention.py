@@ -368,7 +368,7 @@ def test_the_sweep_compiled_for_sm_90() -> None:
 
 
 def hopper_launches() -> None:
-    """Launches DeepSeek's heads, with shared and with own rotary keys; then Llama's and Gemma 2 27B's."""
+    """Launches DeepSeek's heads, with shared and with own rotary keys; then Llama's and Gemma 2's."""
 
     def attend(
         heads: int,
@@ -400,6 +400,10 @@ def hopper_launches() -> None:
     attend(32, 8, 64, 64)
     attend(32, 16, 128, 128, softcap=50.0)
     attend(32, 16, 128, 128, window=4096, softcap=50.0)
+    attend(16, 8, 256, 256)
+    for window in (4096, None):
+        attend(16, 8, 256, 256, window=window, softcap=50.0)
+        attend(8, 4, 256, 256, window=window, softcap=50.0)
 
 
 def test_hoppers_kernel_compiled_for_sm_90() -> None:

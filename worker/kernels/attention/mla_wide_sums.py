@@ -24,12 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.mla_wide_rows import ROWS, TOKENS, own_part, piece_of
+from mla_router.worker.kernels.attention.scaled_sums import scaled, settled
 from mla_router.worker.kernels.pdl import wait_for_previous
-
-# By which a score, to base 2, may exceed the maximum that weights refer to, before this maximum is replaced: then sums
-# are scaled in few blocks alone. The largest weight is up to 2^8, not exactly 1, and is rounded like the others.
-SLACK = gl.constexpr(8.0)
-SCALED = gl.constexpr(32)  # numbers of a thread that are scaled, or left, together
 
 
 @gluon.jit
@@ -83,44 +79,8 @@ def _softmax(scores, maximum, first_token, visible, least, scale_log2):
     if first_token + TOKENS > least:
         token = first_token + gl.expand_dims(gl.arange(0, TOKENS, layout=columns), 0)
         scores = gl.where(token < visible, scores, float("-inf"))
-    new = gl.maximum(maximum, gl.max(scores, 1) * scale_log2)
-    new = gl.where(new > maximum + SLACK, new, maximum)
+    new = settled(maximum, gl.max(scores, 1) * scale_log2)
     return gl.exp2(scores * scale_log2 - gl.expand_dims(new, 1)), new
-
-
-@gluon.jit
-def _scaled(acc, factor):
-    """Returns sums times a factor for each row. A warp leaves out this product where all its factors are 1."""
-    factors = gl.expand_dims(
-        gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout), assert_trivial=True), 1
-    )
-    return gl.inline_asm_elementwise(
-        _scaling(SCALED)[0],
-        _scaling(SCALED)[1],
-        [acc, factors],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=SCALED,
-    )
-
-
-@gluon.constexpr_function
-def _scaling(count: int) -> tuple[str, str]:
-    """Returns assembly that multiplies so many numbers of a thread, and its constraints. The numbers are in two rows,
-    which take turns after every second one."""
-    one, results = "0f3F800000", range(count)
-    first, second = 2 * count, 2 * count + 2
-    lines = [
-        "{.reg .pred p, q;",
-        f"setp.neu.f32 p, ${first}, {one};",
-        f"setp.neu.or.f32 p, ${second}, {one}, p;",
-        "vote.sync.any.pred q, p, 0xffffffff;",
-        "@!q bra DONE;",
-        *(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in results),
-        "DONE: }",
-    ]
-    constraints = ["=f"] * count + [str(i) for i in results] + ["f"] * count
-    return "\n".join(lines), ",".join(constraints)
 
 
 @gluon.jit
@@ -225,7 +185,7 @@ def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
     _give_maximum(own, exchange, 0)
     shrink = gl.exp2(maximum - own)
     total = total * shrink + gl.sum(values, 1)
-    acc = _scaled(acc, shrink)
+    acc = scaled(acc, shrink)
     operand = _operand(values.to(latents.dtype), acc)
     acc = warpgroup_mma(operand, latents.index(at), acc, is_async=True)
     acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
@@ -236,7 +196,7 @@ def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
     values *= gl.expand_dims(shrink, 1)
     _give_weights(values.to(latents.dtype), exchange, 0, 2)
     total *= shrink
-    acc = _scaled(acc, shrink)
+    acc = scaled(acc, shrink)
     _wait_full(full, 2, step)
     acc = warpgroup_mma(weights.index(1 + at), latents.index(2 + at), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -259,7 +219,7 @@ def _add_second(acc, maximum, total, scores, seen, rows, exchange, step, at):
     _give_weights(weights_of_tile, exchange, 1, 1)
     shrink = gl.exp2(maximum - own)
     total = total * shrink + gl.sum(values, 1)
-    acc = _scaled(acc, shrink)
+    acc = scaled(acc, shrink)
     operand = _operand(weights_of_tile, acc)
     acc = warpgroup_mma(operand, latents.index(3 + at), acc, is_async=True)
     mbarrier.wait(given.index(2), step & 1)
@@ -306,7 +266,7 @@ def _store(
     inverse = 1 / gl.where(total == 0.0, 1.0, total)
     if FP8:
         inverse *= value_scale
-    acc = _scaled(acc, inverse)
+    acc = scaled(acc, inverse)
     if is_whole and not PREFIX:
         place = request.to(gl.int64) * ALL_ROWS
         # Pairs of neighbouring columns, which a thread has, are too little to store at once

@@ -28,26 +28,31 @@ from mla_router.worker.kernels.attention.ragged_attention.hopper_consumer import
     work_of,
 )
 from mla_router.worker.kernels.attention.ragged_attention.rings import fill, new_ring
+from mla_router.worker.kernels.attention.ragged_attention.tiling import NARROW
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import is_hopper
 
-BLOCK_KEYS, STAGES = 128, 2
+# Keys of a tile. Sums of wide heads take half of a consumer's registers, and their tiles twice as much shared memory
+BLOCK_KEYS, BLOCK_KEYS_OF_WIDE_HEADS = 128, 64
+STAGES = 2
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread
-WIDTHS = (64, 128)  # sizes of the parts of a head
+WIDTHS = (64, 128, 256)  # sizes of the parts of a head
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def suits_hopper(
     q: Tensor, k: Tensor, v: Tensor, shared_keys: Tensor | None, work: PrefillWork
 ) -> bool:
-    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, parts of heads with 64 or 128
-    numbers, and rows and heads that begin at multiples of 16 bytes."""
+    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, heads of up to 256 numbers in
+    parts of 64, 128 or 256, and rows and heads that begin at multiples of 16 bytes."""
     if work.block_queries != TALL_BLOCK or not work.num_keys or not is_hopper(q.device):
         return False
     parts = _parts(q, k, shared_keys)
     widths = [v.shape[-1], *(part.shape[-1] for part in parts if part is not None)]
     tensors = [q, v, *(part for part in parts if part is not None)]
-    return all(width in WIDTHS for width in widths) and all(
+    if q.shape[-1] > max(WIDTHS) or any(width not in WIDTHS for width in widths):
+        return False
+    return all(
         tensor.stride(-1) == 1
         and tensor.dtype == q.dtype
         and tensor.data_ptr() % 16 == 0
@@ -75,14 +80,16 @@ def ragged_attention_hopper(
         out = q.new_empty(num_queries, heads, v_width)
     lse = q.new_empty(num_queries, heads, dtype=torch.float32)
     half = TALL_BLOCK // 2
+    is_wide = max(q.shape[-1], v_width) > NARROW
+    block_keys = BLOCK_KEYS_OF_WIDE_HEADS if is_wide else BLOCK_KEYS
     tiles = len(work.query_blocks) * heads
     programs = min(limits(q.device).multiprocessors, tiles)
     _ragged_attention[(programs,)](
         _tiles(q, half, d),
         None if others is None else _tiles(q, half, others.shape[-1]),
-        _tiles(k, BLOCK_KEYS, d),
-        None if others is None else _tiles(others, BLOCK_KEYS, others.shape[-1]),
-        _tiles(v, BLOCK_KEYS, v_width),
+        _tiles(k, block_keys, d),
+        None if others is None else _tiles(others, block_keys, others.shape[-1]),
+        _tiles(v, block_keys, v_width),
         out,
         lse,
         work.query_blocks,
@@ -110,7 +117,7 @@ def _parts(q: Tensor, k: Tensor, shared_keys: Tensor | None) -> tuple[Tensor, Te
     """Returns the two parts of keys: a head's own numbers and the shared ones; or 128 of its own and the rest."""
     if shared_keys is not None:
         return k, shared_keys
-    return (k, None) if q.shape[-1] <= max(WIDTHS) else (k[..., :128], k[..., 128:])
+    return (k, None) if q.shape[-1] in WIDTHS else (k[..., :128], k[..., 128:])
 
 
 def _tiles(x: Tensor, rows: int, width: int) -> TensorDescriptor:

@@ -3,8 +3,9 @@
 Keys arrive block by block, the last ones first: only these are masked, and with a window the first ones. The products
 with the next block's keys and with this block's values are issued together. While one warpgroup computes its softmax,
 the products of the other one use the tensor cores. Only the tiles that both read keep the two in step.
-(FlashAttention-3, Shah et al., 2024, arXiv:2407.08608, section 3.1, orders them by barriers, and section 3.2 begins the
-softmax between the two products: on an H200 each made this kernel slower.)
+Sums of wide heads take longer, so their softmax begins between the two products (FlashAttention-3, Shah et al., 2024,
+arXiv:2407.08608, section 3.2), and they are scaled in few blocks alone (`scaled_sums.py`). On an H200 each was
+slower for narrower heads, and for all heads barriers that order the two warpgroups (section 3.1).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels.attention.ragged_attention.rings import let_go, wait_full
+from mla_router.worker.kernels.attention.scaled_sums import scaled, settled
 from mla_router.worker.kernels.softcap import tanh_of
 
 QUERIES = gl.constexpr(64)  # of a warpgroup: rows of its products
+WIDE = gl.constexpr(256)  # columns of wide heads' sums
 ROWS_AT_ONCE = gl.constexpr(32)  # rows that `_forget` tests at once
 
 
@@ -95,6 +98,7 @@ def _softmax(
     MASKED: gl.constexpr,
     WINDOW: gl.constexpr,
     CAP: gl.constexpr,
+    IS_WIDE: gl.constexpr,
 ):
     """Returns the weights of a block's scores, the factor for the sums before, and the new maximum and sum."""
     factor = scale_log2
@@ -106,7 +110,8 @@ def _softmax(
         if WINDOW is not None:
             visible = visible & (columns >= gl.expand_dims(outside, 1))
         scores = gl.where(visible, scores, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * factor)
+    block_max = gl.max(scores, 1) * factor
+    new_max = settled(row_max, block_max) if IS_WIDE else gl.maximum(row_max, block_max)
     base = new_max
     if MASKED:  # a row may have seen no key yet
         base = gl.where(new_max == float("-inf"), 0.0, new_max)
@@ -155,22 +160,33 @@ def _walk(
     """Attends to blocks of keys [first, last), counted from the last one before `end`. `weights` belong to the block
     before."""
     BLOCK_N: gl.constexpr = scores.shape[1]
+    IS_WIDE: gl.constexpr = acc.shape[1] == WIDE
     for i in range(first, last):
         wait_full(keys, step)
         scores = _scores(queries, keys, step, scores, TWO_PARTS)
         stage = (step - 1) % values.full.shape[0]
         acc = warpgroup_mma(weights, values.tiles.index(stage), acc, is_async=True)
-        scores, acc = warpgroup_mma_wait(0, deps=[scores, acc])
-        let_go(keys, step)
-        let_go(values, step - 1)
+        if IS_WIDE:
+            scores = warpgroup_mma_wait(1, deps=[scores])
+            let_go(keys, step)
+        else:
+            scores, acc = warpgroup_mma_wait(0, deps=[scores, acc])
+            let_go(keys, step)
+            let_go(values, step - 1)
         at = (end - 1 - i) * BLOCK_N + columns
         scores, row_max, row_sum, shrink = _softmax(
-            scores, row_max, row_sum, seen, outside, at, scale_log2, MASKED, WINDOW, CAP
+            scores, row_max, row_sum, seen, outside, at, scale_log2, MASKED, WINDOW, CAP, IS_WIDE
         )
+        if IS_WIDE:
+            acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+            let_go(values, step - 1)
         # Just before their product: behind a branch the compiler converts weights in pairs, not one by one
         wait_full(values, step)
         weights = gl.convert_layout(scores.to(values.tiles.dtype), weights.type.layout)
-        acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
+        if IS_WIDE:
+            acc = scaled(acc, shrink)
+        else:
+            acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
         step += 1
     return scores, weights, acc, row_max, row_sum, step
 
@@ -253,6 +269,7 @@ def consume(
             True,
             WINDOW,
             CAP,
+            V == WIDE,
         )
         weights = gl.convert_layout(scores.to(DTYPE), of_weights)
         wait_full(values, step)

@@ -7,7 +7,7 @@ from functools import cache
 
 import triton
 
-from mla_router.worker.kernels.attention.prefill_work import SHORT_BLOCK
+from mla_router.worker.kernels.attention.prefill_work import SHORT_BLOCK, TALL_BLOCK
 from mla_router.worker.kernels.device import H200, Limits, first_legal
 
 
@@ -41,10 +41,14 @@ def tiling(
 
 
 def block_queries(head_dim: int, v_head_dim: int, on: Limits) -> int:
-    """Returns the query rows of a program if the widths of heads decide them, or 0: sums of tall blocks of wide heads
-    spill registers on GPUs before Hopper."""
-    wide = max(head_dim, v_head_dim) > NARROW
-    return SHORT_BLOCK if wide and not on.has_tensor_memory_accelerator else 0
+    """Returns the query rows of a program if the widths of heads decide them, or 0. Of wide heads Hopper's own kernel
+    (`hopper.py`) is faster even if half of its tall blocks is empty, and on GPUs before it sums of tall blocks spill
+    registers."""
+    if max(head_dim, v_head_dim) <= NARROW:
+        return 0
+    if on.is_hopper:
+        return TALL_BLOCK
+    return 0 if on.has_tensor_memory_accelerator else SHORT_BLOCK
 
 
 @cache
