@@ -10,9 +10,10 @@ of long ones.
 
 No request starves under lpm. A request in the window that was overtaken `MAX_OVERTAKEN` times goes before all requests
 that were overtaken less often, and in one step at most the rest of the window overtakes it. So fewer than
-MAX_OVERTAKEN + WINDOW later requests of its priority are admitted before it. The exception is a request that waits for
-memory: others then overtake it with memory that it does not need (`admission.py`). Every size class has places in the
-window, so the oldest requests of each class are always in the window, and the next ones move up.
+MAX_OVERTAKEN + WINDOW later requests of its priority are admitted before it. The exceptions (`admission.py`) are a request
+that waits for memory, which others overtake with memory that it does not need, and one that waits until another request
+has computed its prefix. Every size class has places in the window, so the oldest requests of each class are always in
+the window, and the next ones move up.
 """
 
 from __future__ import annotations
