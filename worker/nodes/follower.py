@@ -22,6 +22,10 @@ class NodeError(Exception):
     """This node cannot take part. A later attempt may succeed."""
 
 
+class RefusedError(LinkError):
+    """Node 0 does not take this node now."""
+
+
 class SettingsError(NodeError):
     """The settings of the nodes differ: a later attempt would fail as well."""
 
@@ -29,7 +33,7 @@ class SettingsError(NodeError):
 async def join(
     config: WorkerConfig, warn: Callable[[str], None], urls: Sequence[str] = ()
 ) -> tuple[Link, Session]:
-    """Connects to node 0, which may start later. `warn` gets the reason of a failed attempt, once. `urls`: of the workers on
+    """Connects to node 0, which may start later. `warn` gets the reason of a refusal, once. `urls`: of the workers on
     this node.
 
     Raises NodeError after --dist-timeout, SettingsError.
@@ -41,7 +45,7 @@ async def join(
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await _join_once(config, hello)
-        except WrongKeyError as error:
+        except (WrongKeyError, RefusedError) as error:
             reason = str(error)
             if reason != told:
                 warn(f"node 0 at {config.dist_init_addr}: {reason}; trying again")
@@ -60,7 +64,7 @@ async def join(
 
 
 async def _join_once(config: WorkerConfig, hello: Hello) -> tuple[Link, Session]:
-    """Raises OSError, LinkError, SettingsError."""
+    """Raises OSError, LinkError, WrongKeyError, RefusedError, SettingsError."""
     host, port = host_port(config.dist_init_addr)
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -73,7 +77,9 @@ async def _join_once(config: WorkerConfig, hello: Hello) -> tuple[Link, Session]
                 return link, session
             case Refused(reason, is_final=True):
                 raise SettingsError(reason)
-            case Refused(reason) | Ended(reason):
+            case Refused(reason):
+                raise RefusedError(reason)
+            case Ended(reason):
                 raise LinkError(reason)
             case _:
                 raise LinkError("a message that does not belong here")
