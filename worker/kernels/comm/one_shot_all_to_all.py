@@ -158,6 +158,7 @@ def combine(boxes: RowBoxes, results: Tensor, sent: Dispatched) -> Tensor:
         SLOT=boxes.width,
         N=width,
         BLOCK=block,
+        BLOCK_SIZE=triton.next_power_of_2(boxes.size),
         num_warps=warps,
         **launch_options(),
     )
@@ -304,15 +305,19 @@ def _combine_kernel(
     SLOT: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
 ):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < N
+    rank = tl.arange(0, BLOCK_SIZE)
+    came_from = tl.load(came + rank * rows + row, rank < SIZE, other=0).to(tl.int32)
+    went_to = tl.load(went + row * SIZE + rank, rank < SIZE, other=0).to(tl.int32)
     for peer in tl.static_range(SIZE):
         if peer != RANK:
             at = peer * rows + row
-            goes = inside & tl.load(came + at)
+            goes = inside & of_rank(came_from, rank, peer)
             part = filled(tl.load(results + at * stride + column, goes, other=0.0))
             theirs = result_slot(results.dtype, addresses, peer, row, RANK, FIRST, SIZE, SLOT)
             tl.store(theirs + column, part, goes, cache_modifier=".wt")
@@ -323,7 +328,7 @@ def _combine_kernel(
             at = sender * rows + row
             acc += tl.load(results + at * stride + column, inside, other=0.0).to(tl.float32)
         else:
-            comes = inside & tl.load(went + row * SIZE + sender)
+            comes = inside & of_rank(went_to, rank, sender)
             mine = result_slot(results.dtype, addresses, RANK, row, sender, FIRST, SIZE, SLOT)
             part = tl.load(mine + column, comes, other=0.0, volatile=True)
             while tl.max(is_empty(part).to(tl.int32), 0) > 0:
