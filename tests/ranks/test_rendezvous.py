@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError
 
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.ranks.rendezvous import Rendezvous
@@ -67,3 +70,12 @@ def test_the_node_of_a_missing_rank_is_named(store: StoreLocation) -> None:
         RanksError, match=r"rank 1 \(node 0\) and rank 2 \(node 1\) and rank 3 \(node 1\) of 4"
     ):
         first.all_arrived()
+
+
+def test_a_lost_store_is_no_timeout() -> None:
+    store = Mock(Store)  # a TCPStore whose process has ended
+    store.wait.side_effect = DistNetworkError("Failed to recv, got 0 bytes")
+    here = Rendezvous(store, 1, 2, timeout_s=600)
+    for wait in (here.all_arrived, here.all_loaded, lambda: here.told("an address")):
+        with pytest.raises(RanksError, match=r"^rank 0, which .* has ended"):
+            wait()

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError
 
 from mla_router.worker.ranks.errors import RanksError
+
+_LOST = "rank 0, which keeps the store of the rendezvous, has ended; its own log lines say why"
 
 
 class Rendezvous:
@@ -49,6 +52,8 @@ class Rendezvous:
         """Waits for a value that another rank tells, and returns it. Raises RanksError."""
         try:
             self._store.wait([f"told/{name}"], timedelta(seconds=self._timeout_s))
+        except DistNetworkError as error:
+            raise RanksError(_LOST) from error
         except RuntimeError as error:
             raise RanksError(
                 f"after {self._timeout_s:g} s (--dist-timeout) no rank has told {name}"
@@ -62,6 +67,8 @@ class Rendezvous:
         keys = {rank: f"{event}/{rank}" for rank in range(self._size)}
         try:
             self._store.wait(list(keys.values()), timedelta(seconds=self._timeout_s))
+        except DistNetworkError as error:
+            raise RanksError(_LOST) from error
         except RuntimeError as error:
             late = [rank for rank, key in keys.items() if not self._store.check([key])]
             raise RanksError(
