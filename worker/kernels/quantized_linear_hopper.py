@@ -30,13 +30,12 @@ from mla_router.worker.kernels.hopper_ring import (
 )
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
-from mla_router.worker.kernels.quantized_few_rows import is_few
 from mla_router.worker.kernels.weight import Quantized, Weight
 
 MAX_ROWS = 128
 MAX_COLUMNS = 128  # of a warpgroup's product: rows of x times parts of the inputs
 # Weights of so many outputs and inputs at most are multiplied fastest by this kernel for 2 to 128 rows (steps of
-# V2-Lite on an H100). Larger ones for fewer rows: with more outputs the other kernels have programs enough
+# V2-Lite on an H100), larger ones for 2 to fewer rows (docs/design/kernels.md)
 SMALL_OUTPUTS, SMALL_INPUTS = 16384, 4096
 # The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
 # of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead
@@ -55,8 +54,7 @@ def in_ring(weight: Weight, rows: int) -> bool:
     if weight.values.dtype != torch.float8_e4m3fn or weight.weight_only:
         return False
     outputs, inputs = weight.values.shape
-    is_small = outputs <= SMALL_OUTPUTS and inputs <= SMALL_INPUTS
-    return 1 < rows <= most_rows(outputs, inputs) and (is_small or not is_few(rows, inputs))
+    return 1 < rows <= most_rows(outputs, inputs)
 
 
 def most_rows(outputs: int, inputs: int) -> int:
