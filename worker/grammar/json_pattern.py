@@ -55,7 +55,8 @@ _MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 
 def of_text(pattern: str) -> str:
     """Returns an expression of the JSON text between the quotes. Raises ValueError for unsupported syntax."""
-    return "".join(map(_spelled, _TOKEN.findall(pattern)))
+    # Token by token: behind a `[` that is not closed, each further one is compared with the whole rest
+    return "".join(_spelled(token[0]) for token in _TOKEN.finditer(pattern))
 
 
 def _spelled(token: str) -> str:
@@ -72,7 +73,7 @@ def _spelled(token: str) -> str:
         return _written(_complement(_LINE_ENDS))
     if token[0] == "[":
         return _written(_members(token))
-    if (named := _named(token)) is not None:
+    if (named := _NAMED.get(token)) is not None:
         return _written(named)
     character = _character(token)
     if len(character) > 1:
@@ -108,31 +109,18 @@ def _code(escape: str) -> int:
     return 0x10000 + ((first - 0xD800) << 10) + second[0] - 0xDC00 if second else first
 
 
-def _named(token: str) -> Ranges | None:
-    """Returns the ranges of `\\d` and similar escapes; None for other tokens."""
-    named = {
-        r"\d": _DIGITS,
-        r"\D": _complement(_DIGITS),
-        r"\w": _WORD,
-        r"\W": _complement(_WORD),
-        r"\s": _SPACE,
-        r"\S": _complement(_united(_SPACE + _SPACE_TO_SOME)),
-    }
-    return named.get(token)
-
-
 def _members(token: str) -> Ranges:
     """Returns the ranges of a class in brackets. Raises ValueError."""
     inside, ranges = token[1:-1].removeprefix("^"), Ranges()
-    members = _MEMBER.findall(inside)
+    members = _MEMBER.findall(inside)[::-1]  # the next one is the last
     while members:
-        first = members.pop(0)
-        if (named := _named(first)) is not None:
+        first = members.pop()
+        if (named := _NAMED.get(first)) is not None:
             ranges += named
             continue
         low = high = _code_point(first)
-        if len(members) > 1 and members[0] == "-" and _named(members[1]) is None:
-            _, last = members.pop(0), members.pop(0)
+        if len(members) > 1 and members[-1] == "-" and members[-2] not in _NAMED:
+            _, last = members.pop(), members.pop()
             high = _code_point(last)
             if high < low:
                 raise ValueError(f"`{first}-{last}` is not a range of characters")
@@ -179,3 +167,13 @@ def _written(ranges: Ranges) -> str:
 def _range(ends: tuple[int, int]) -> str:
     low, high = (chr(at) if at > 0xFFFF else f"\\u{at:04x}" for at in ends)
     return low if low == high else f"{low}-{high}"
+
+
+_NAMED: dict[str, Ranges] = {
+    r"\d": _DIGITS,
+    r"\D": _complement(_DIGITS),
+    r"\w": _WORD,
+    r"\W": _complement(_WORD),
+    r"\s": _SPACE,
+    r"\S": _complement(_united(_SPACE + _SPACE_TO_SOME)),
+}
