@@ -25,8 +25,11 @@ def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
             raise MalformedError(
                 f"{folder / name}: eos_token_id {listed!r} is not a token id or a list of them"
             )
+        size = settings.get("vocab_size")
+        if not isinstance(size, int | None):
+            raise MalformedError(f"{folder / name}: vocab_size {size!r} is not an integer")
         ids.update(tokens)
-        vocab_size = min(vocab_size, settings.get("vocab_size", math.inf))
+        vocab_size = min(vocab_size, math.inf if size is None else size)
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 

@@ -25,6 +25,7 @@ def test_all_files_may_name_ends_but_none_that_the_model_has_not(tmp_path: Path)
         ("[]", "not a JSON object"),
         ('{"eos_token_id": "</s>"}', "eos_token_id '</s>' is not a token id"),
         ('{"eos_token_id": [1, null]}', "eos_token_id .* is not a token id"),
+        ('{"vocab_size": "64"}', "vocab_size '64' is not an integer"),
     ],
 )
 def test_a_malformed_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
