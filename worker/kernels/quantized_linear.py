@@ -1,9 +1,9 @@
 """x @ weight.T with a quantized weight.
 
 The number of rows decides: one and a few stream the weight and are not quantized (`quantized_gemv.py`,
-`quantized_few_rows.py`). More are quantized in groups of columns, for the kernel below, for the one of Hopper with a
-ring of tiles (`quantized_linear_hopper.py`), or for torch's library. `row_form` tells it to the op that computes the
-rows. `quantized_linear_torch` multiplies the same numbers on a CPU.
+`quantized_few_rows.py`). More, and on Hopper all from 2 on with FP8, are quantized in groups of columns, for the kernel
+below, for the one of Hopper with a ring of tiles (`quantized_linear_hopper.py`), or for torch's library. `row_form` tells
+it to the op that computes the rows. `quantized_linear_torch` multiplies the same numbers on a CPU.
 
 A step of the loop lies within one scale of the weight and one scale of the rows: the product of its quantized values is
 multiplied by both and added to sums in float32. The tensor cores' own sums of FP8 have fewer bits (DeepSeek-V3,
