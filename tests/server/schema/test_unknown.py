@@ -23,6 +23,7 @@ from mla_router.worker.server.schema.unknown import (
     MAX_EXAMINED,
     MAX_ITEMS,
     MAX_LENGTH,
+    MAX_LIST,
     unknown_fields,
 )
 
@@ -245,6 +246,8 @@ def test_an_attackers_names_cost_little() -> None:
     assert len(unknown_fields(json.dumps(tools).encode(), ChatRequest)) == MAX_EXAMINED
     behind = [{"function": {}}] * MAX_ITEMS + [{"functions": {}}]
     assert not unknown_fields(json.dumps({"tools": behind}).encode(), ChatRequest)
+    large = [{"functions": {}}, "x" * MAX_LIST]
+    assert not unknown_fields(json.dumps({"tools": large}).encode(), ChatRequest)
     long = "-" * MAX_LENGTH + "top_p"
     assert unknown_fields(json.dumps({long: 1}).encode(), ChatRequest) == [long]
 

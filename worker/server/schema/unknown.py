@@ -56,6 +56,7 @@ MIN_LENGTH = 6
 MAX_LENGTH = 64  # longer names are no slips
 MAX_EXAMINED = 64  # unknown fields of a body; clients send a few
 MAX_ITEMS = 128  # examined objects of a list; OpenAI's limit of tools
+MAX_LIST = 1 << 20  # bytes of an examined list; one of digits takes 36 times as much memory here
 DEPTH = 2  # `tools[0].function`, `response_format.json_schema`
 # Conversations: they have the fields of other servers' answers, and most of a body's bytes.
 NOT_EXAMINED = frozenset(["messages", "input"])
@@ -111,10 +112,10 @@ def _examine(text: bytes | msgspec.Raw, fields: _Fields, prefix: str, ignored: l
             ignored.append(prefix + name)
     for name in fields.objects.keys() & given.keys():
         within, value = fields.objects[name], given[name]
-        first = memoryview(value)[0]
-        if first == BRACE:
+        value_text = memoryview(value)
+        if value_text[0] == BRACE:
             _examine(value, within, f"{prefix}{name}.", ignored)
-        elif first == BRACKET:
+        elif value_text[0] == BRACKET and len(value_text) <= MAX_LIST:
             for index, item in enumerate(islice(_items.decode(value), MAX_ITEMS)):
                 if memoryview(item)[0] == BRACE:
                     _examine(item, within, f"{prefix}{name}[{index}].", ignored)
