@@ -1,4 +1,4 @@
-"""A child process that never outlives its parent.
+"""A child process that never outlives its parent, and leaves the signals to stop to it.
 
 The kernel sends the signal (PR_SET_PDEATHSIG), so the child also ends when the parent is killed with SIGKILL. The child
 requests the signal as its first action: a preexec_fn in the parent would run Python between fork and exec, which is
@@ -13,6 +13,15 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+# Ctrl-C, systemd's SIGTERM and the SIGHUP of a closed terminal reach all processes of a group.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def ignore_stop_signals() -> None:
+    """Ignores the signals that stop a worker: its first API process decides when this one ends. Children inherit it."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:

@@ -1,6 +1,8 @@
 //! The `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
 
-use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, sync::OnceLock, time::Duration};
+use std::{
+    ffi::OsString, fs, io, io::IsTerminal, process::ExitCode, sync::OnceLock, time::Duration,
+};
 
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -100,7 +102,18 @@ async fn serve(config: Config) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut again = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let drain = async { received(&mut terminate).await };
+    let mut hang_up = hang_up()?;
+    let drain = async {
+        tokio::select! {
+            () = received(&mut terminate) => {}
+            () = async {
+                match &mut hang_up {
+                    Some(signal) => received(signal).await,
+                    None => std::future::pending().await,
+                }
+            } => {}
+        }
+    };
     let stop = async {
         tokio::select! {
             () = received(&mut interrupt) => {}
@@ -109,6 +122,16 @@ async fn serve(config: Config) -> io::Result<()> {
         }
     };
     handle::run(listener, config, drain, stop).await.map_err(io::Error::other)
+}
+
+/// Returns SIGHUP, which a closed terminal sends, or `None` if it was ignored at the start, as by `nohup`.
+fn hang_up() -> io::Result<Option<Signal>> {
+    // A signal has bit N - 1 of this hexadecimal number. Without `/proc` SIGHUP is handled.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let kind = SignalKind::hangup();
+    if ignored >> (kind.as_raw_value() - 1) & 1 == 1 { Ok(None) } else { signal(kind).map(Some) }
 }
 
 async fn received(signal: &mut Signal) {

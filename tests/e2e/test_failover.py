@@ -176,15 +176,17 @@ def begun_requests(workers: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("to_all", "dp_size"),
+    ("number", "to_all", "dp_size"),
     [
-        (True, 1),
-        pytest.param(True, 2, marks=pytest.mark.slow),
-        pytest.param(False, 2, marks=pytest.mark.slow),
+        (signal.SIGTERM, True, 1),
+        pytest.param(signal.SIGHUP, True, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, 2, marks=pytest.mark.slow),
     ],
 )
-def test_sigterm_lets_running_streams_finish(to_all: bool, dp_size: int) -> None:
-    """SIGTERM to every process, as from systemd, also drains. The schedulers are frozen, so that requests are running
+def test_signals_let_running_streams_finish(
+    number: signal.Signals, to_all: bool, dp_size: int
+) -> None:
+    """SIGTERM to every process, as from systemd, also drains, and so does SIGHUP. The schedulers are frozen, so that requests are running
     when the signal arrives."""
     # Silent workers during their shutdown are not dead.
     flags = {"router_shutdown_grace_period_secs": 600, "router_health_failure_threshold": 1000}
@@ -212,9 +214,9 @@ def test_sigterm_lets_running_streams_finish(to_all: bool, dp_size: int) -> None
                 with frozen(schedulers):
                     held = read(HELD, CLIENTS)
                     await asyncio.to_thread(processes.wait_until, all_are_there, "all are there")
-                    server.process.send_signal(signal.SIGTERM)
+                    server.process.send_signal(number)
                     for pid in others if to_all else []:
-                        os.kill(pid.number, signal.SIGTERM)
+                        os.kill(pid.number, number)
                     await asyncio.to_thread(processes.wait_until, refuses, "readiness is gone")
                     with contextlib.suppress(aiohttp.ClientConnectionError):
                         late = await client.generate(http, server.url, [1, 2, 3], 4)

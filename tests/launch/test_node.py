@@ -118,7 +118,7 @@ def test_a_node_lives_and_dies_with_the_group() -> None:
     assert "node 0 has ended or restarts its ranks; its own log lines say why" in output
 
 
-def test_ctrl_c_ends_a_node_that_waits_and_one_that_serves() -> None:
+def test_signals_end_a_node_that_waits_and_one_that_serves() -> None:
     (port,) = free_ports(1)
 
     async def run(node: Running) -> None:
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_node_that_waits_and_one_that_serves() -> None:
         assert node.process.wait() == 0
     with launched(port) as waiting:
         asyncio.run(until(lambda: "expected at" in waiting.output(), "it waits"))
-        waiting.process.send_signal(signal.SIGINT)
+        waiting.process.send_signal(signal.SIGHUP)  # a closed terminal
         assert waiting.process.wait(EVENT_TIMEOUT_S) == 0
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from support.processes import (
     to_argv,
     wait_until,
 )
-from support.procfs import listener
+from support.procfs import ignored_signals, listener
 
 FAKE_LAUNCHER = Path(__file__).with_name("fake_launcher.py")
 TWO = 2
@@ -37,8 +37,8 @@ ENDLESS_DRAIN = "--router-shutdown-grace-period-secs=3600"
 
 
 @contextlib.contextmanager
-def launched(folder: Path, *flags: str) -> Iterator[Running]:
-    """A launcher with two fake workers in rotation. Their files are in `folder`."""
+def launched(folder: Path, *flags: str, prefix: Sequence[str] = ()) -> Iterator[Running]:
+    """A launcher with two fake workers in rotation. Their files are in `folder`. `prefix`: words before its command."""
     (port,) = free_ports(1)
     argv = [
         str(FAKE_LAUNCHER),
@@ -48,7 +48,7 @@ def launched(folder: Path, *flags: str) -> Iterator[Running]:
         *LONG_TIMEOUTS,
         *flags,
     ]
-    with running(argv, f"http://127.0.0.1:{port}", None) as launcher:
+    with running(argv, f"http://127.0.0.1:{port}", None, prefix) as launcher:
         wait_until(lambda: "Ctrl-C stops" in launcher.output(), "the launcher is ready")
         assert len(launcher.tree()) == 2 * TWO  # each worker and its scheduler
         yield launcher
@@ -203,6 +203,25 @@ def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
         assert stream.rest() == b'\ndata: {"choices": [], "n": 2}\n\ndata: [DONE]\n\n'
         assert launcher.process.wait() == 0
         gone(launcher)
+
+
+def test_a_closed_terminal_lets_a_running_stream_finish(tmp_path: Path) -> None:
+    """It sends SIGHUP, perhaps several times."""
+    with launched(tmp_path, ENDLESS_DRAIN) as launcher:
+        stream = Stream(launcher.url)
+        launcher.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "draining" in launcher.output(), "it drains")
+        launcher.process.send_signal(signal.SIGHUP)
+        (tmp_path / "finish").touch()
+        assert stream.rest().endswith(b"data: [DONE]\n\n")
+        assert launcher.process.wait() == 0
+        gone(launcher)
+
+
+def test_nohup_is_for_the_launcher_and_its_workers(tmp_path: Path) -> None:
+    with launched(tmp_path, prefix=["nohup"]) as launcher:
+        for number in [launcher.pid, *(child.number for child in launcher.tree())]:
+            assert signal.SIGHUP in ignored_signals(number)
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path) -> None:

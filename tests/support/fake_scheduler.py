@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from mla_router.worker.child import die_with_parent
+from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.core import Logprobs, SamplingParams
 from mla_router.worker.messages import (
     Abort,
@@ -235,7 +234,7 @@ def logprobs_of(tokens: list[int], sampling: SamplingParams) -> Logprobs:
 def main() -> None:
     (parent,) = [flag.split("=")[1] for flag in sys.argv if flag.startswith("--parent-pid=")]
     die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     record, directory = Path(sys.argv[1]), sys.argv[sys.argv.index("--ipc-dir") + 1]
     servers = [
         flag.split("=")[1] for flag in sys.argv if flag.startswith("--tokenizer-worker-num=")

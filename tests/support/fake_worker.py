@@ -74,14 +74,18 @@ def script(**fields: Any) -> str:
 
 @contextlib.contextmanager
 def fake_worker(
-    ready_path: str | None = "/health", extra: Sequence[str] = (), **flags: Flag
+    ready_path: str | None = "/health",
+    extra: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    **flags: Flag,
 ) -> Iterator[FakeWorker]:
-    """Starts a worker. `extra`: flags as on the command line."""
+    """Starts a worker. `extra`: flags as on the command line. `prefix`: words before its command."""
     (port,) = processes.free_ports(1)
     with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
         record = Path(folder) / "received"
         values = {"port": port, "tokenizer_worker_num": 1} | flags
         entry = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), str(FAKE_RANK)]
         argv = [*entry, *processes.to_argv(values), *extra]
-        with processes.running(argv, f"http://127.0.0.1:{values['port']}", ready_path) as running:
+        url = f"http://127.0.0.1:{values['port']}"
+        with processes.running(argv, url, ready_path, prefix) as running:
             yield FakeWorker(running, record)

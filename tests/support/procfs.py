@@ -71,6 +71,13 @@ def descendants(root: int) -> list[Pid]:
     return found
 
 
+def ignored_signals(number: int) -> set[int]:
+    """Returns the signals that a process ignores."""
+    status = (PROC / str(number) / "status").read_text()
+    mask = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return {bit + 1 for bit in range(64) if mask >> bit & 1}
+
+
 def _open_files(number: int) -> list[str]:
     targets = []
     with contextlib.suppress(OSError):  # the process may end meanwhile

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from support.processes import ROOT, wait_until
-from support.procfs import descendants
+from support.procfs import descendants, ignored_signals
 
 CHILD = "from mla_router.worker.child import die_with_parent; die_with_parent({parent}); {rest}"
 FOREVER = "print('up', flush=True); import signal; signal.pause()"
@@ -29,6 +29,17 @@ def test_a_killed_parent_takes_its_child_along() -> None:
     parent.kill()
     parent.wait()
     wait_until(lambda: not grandchild.alive, "the child is gone")
+
+
+def test_the_signals_that_stop_a_worker_are_left_to_its_first_process() -> None:
+    code = (
+        f"from mla_router.worker.child import ignore_stop_signals; ignore_stop_signals(); {FOREVER}"
+    )
+    with start(code) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= ignored_signals(child.pid)
+        child.kill()
 
 
 def test_a_parent_that_was_gone_before() -> None:

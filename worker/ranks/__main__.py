@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +17,7 @@ from typing import NoReturn
 from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
-from mla_router.worker.child import die_with_parent
+from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
@@ -31,9 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    # These signals reach the whole process group. The first API process decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     parser = argparse.ArgumentParser(prog="mla_router.worker.ranks")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ipc-dir", type=Path, help="folder of the sockets, on node 0")

@@ -11,7 +11,6 @@ import argparse
 import gc
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
-from mla_router.worker.child import die_with_parent
+from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine, StepSeconds
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
@@ -39,10 +38,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    # Ctrl-C and systemd's SIGTERM reach all processes, but the server decides when the scheduler ends. The grammar
-    # workers inherit these settings.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()  # for the grammar workers as well
     arguments = flags_of_process().parse_args(argv)
     die_with_parent(arguments.parent_pid)
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,14 +15,12 @@ import msgspec
 from setproctitle import setproctitle
 
 from mla_router.worker import flags
-from mla_router.worker.child import die_with_parent
+from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.server.processes.setup import set_up
 
 
 def main() -> int:
-    # These signals reach the whole process group. The first API process decides when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     parser = argparse.ArgumentParser(prog="mla_router.worker.server")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)

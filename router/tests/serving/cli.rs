@@ -1,8 +1,11 @@
 //! The `mla-router` command as a process.
 
-use std::process::Command;
+use std::{process::Command, sync::Arc};
 
-use crate::support::{Client, FakeWorker, Folder, Process, run};
+use http::StatusCode;
+use http_body_util::BodyExt;
+
+use crate::support::{Client, FakeWorker, Folder, Process, Reply, post, run};
 
 #[test]
 fn occupied_port_is_a_one_line_error() {
@@ -46,6 +49,41 @@ async fn router_prints_its_address_serves_and_stops_on_sigterm() {
     process.line_with(&format!("worker {} is up", worker.url())).await;
     let mut client = Client::connect(address).await;
     assert_eq!(client.post("/generate", "{}").await.status, 200);
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}
+
+/// The kernel and the shell of a closed terminal send SIGHUP, each for itself. It never stops at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closed_terminal_lets_a_stream_finish() {
+    let mut worker = FakeWorker::start(|_| Reply::Endless(Arc::default())).await;
+    let far = ["--shutdown-grace-period-secs", "3600"];
+    let mut process =
+        Process::start(&[&["--port", "0", "--worker-urls", &worker.url()], &far[..]].concat());
+    let address = process.address().await;
+    let mut client = Client::connect(address).await;
+    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
+    worker.request().await;
+    process.signal("HUP");
+    process.line_with("draining").await;
+    process.signal("HUP");
+    process.terminate();
+    let mut prober = Client::connect(address).await;
+    assert_eq!(prober.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    response.frame().await.expect("the stream goes on").expect("a frame");
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nohup_is_heeded() {
+    let mut process = Process::start_after("trap '' HUP", &["--port", "0"]);
+    let address = process.address().await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).expect("Linux");
+    let ignored = status.lines().find(|line| line.starts_with("SigIgn:")).expect("a mask");
+    let mask = u64::from_str_radix(ignored["SigIgn:".len()..].trim(), 16).expect("a number");
+    assert_eq!(mask & 1, 1, "SIGHUP is signal 1");
+    assert_eq!(Client::connect(address).await.get("/liveness").await.status, 200);
     process.terminate();
     assert_eq!(process.exit_code().await, Some(0));
 }

@@ -132,7 +132,7 @@ async fn light_requests_are_answered_at_the_connection_limit() {
 async fn low_file_limit_fails_no_request() {
     let worker = FakeWorker::plain().await;
     let arguments = ["--port", "0", "--worker-urls", &worker.url()];
-    let mut process = Process::start_with_files(64, &arguments);
+    let mut process = Process::start_after("ulimit -n 64", &arguments);
     let address = process.address().await;
     process.line_with("is up").await;
     let mut idle = Vec::new();

@@ -257,10 +257,15 @@ def test_a_killed_first_server_leaves_nothing() -> None:
         assert status_of(worker.url + "/health") == 0
 
 
-def test_sigterm_drains_all() -> None:
+def test_a_closed_terminal_drains_all() -> None:
+    """The kernel and the shell send SIGHUP to the whole group, each for itself."""
+
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams, session(worker) as http:
-            worker.running.process.terminate()
+            os.killpg(worker.running.pid, signal.SIGHUP)
+            while status_of(worker.url + "/health") != 503:
+                await asyncio.sleep(0.01)
+            os.killpg(worker.running.pid, signal.SIGHUP)
 
             async def refuses() -> bool:
                 async with http.post("/generate", json=HOLD) as late:

@@ -25,7 +25,7 @@ from mla_router.worker.server.processes.first import ipc_directory
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import ROOT, free_ports, post_json, status_of, wait_until
-from support.procfs import Pid
+from support.procfs import Pid, ignored_signals
 
 GENERATE = {"text": "a", "sampling_params": {"max_new_tokens": 500}}
 
@@ -251,6 +251,11 @@ def test_stopping_at_once(signals: list[signal.Signals]) -> None:
         assert exit_status(worker) == 0
         assert not scheduler.alive
         assert "Traceback" not in worker.running.output()
+
+
+def test_nohup() -> None:
+    with fake_worker(prefix=["nohup"]) as worker:
+        assert signal.SIGHUP in ignored_signals(worker.running.pid)
 
 
 def test_a_killed_server_leaves_no_scheduler() -> None:

@@ -226,7 +226,10 @@ def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
 
 
 class Signals:
-    """SIGTERM drains: running requests finish first. SIGINT, or a second SIGTERM, stops at once."""
+    """SIGTERM drains: running requests finish first. SIGINT, or a second SIGTERM, stops at once.
+
+    SIGHUP drains as well. It never stops at once, because a closed terminal may send it several times. With nohup it is
+    ignored and stays so."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -234,9 +237,13 @@ class Signals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(signal.SIGINT, self.stop.set)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self.drain.set)
+        self._terminated = False
 
     def _on_term(self) -> None:
-        (self.stop if self.drain.is_set() else self.drain).set()
+        (self.stop if self._terminated else self.drain).set()
+        self._terminated = True
 
 
 @contextmanager

@@ -45,10 +45,10 @@ impl Process {
         Self::spawn(command)
     }
 
-    /// Starts the process with a limit on its open files.
-    pub(crate) fn start_with_files(limit: u32, arguments: &[&str]) -> Self {
+    /// Starts the process in a shell, after the command `setup`.
+    pub(crate) fn start_after(setup: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
-        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        let script = format!("{setup} && exec \"$0\" \"$@\"");
         command.args(["-c", &script, BINARY]).args(arguments).args(PATIENT);
         Self::spawn(command)
     }
