@@ -1,4 +1,5 @@
-"""The heartbeats of a worker's ranks: counters in shared memory, which its server processes read.
+"""The heartbeats of a worker's ranks: counters in shared memory, which its server processes read. The server processes have
+such heartbeats as well, in memory of their own.
 
 Each rank has a page. The scheduler, which is rank 0, writes the first one. A heartbeat costs a few stores to memory a
 step. The servers read the pages without help, so they also find a process that is stopped or hangs in a step.
@@ -29,18 +30,18 @@ class Heartbeat:
         self._cells = memoryview(page).cast("d")
 
     @classmethod
-    def create(cls) -> Heartbeat:
+    def create(cls, pages: int = MAX_RANKS) -> Heartbeat:
         """Allocates pages, which last until every process has closed the descriptor. Returns the heartbeat of rank 0."""
-        heartbeat = cls(cls.allocate())
+        heartbeat = cls(cls.allocate(pages))
         weakref.finalize(heartbeat, os.close, heartbeat.descriptor)
         return heartbeat
 
     @staticmethod
-    def allocate() -> int:
-        """Allocates the pages of MAX_RANKS ranks, and returns their descriptor. The kernel gives memory to those that are
+    def allocate(pages: int = MAX_RANKS) -> int:
+        """Allocates the pages of that many ranks, and returns their descriptor. The kernel gives memory to those that are
         written."""
         descriptor = os.memfd_create("mla-router-heartbeat")
-        os.ftruncate(descriptor, MAX_RANKS * _BYTES)
+        os.ftruncate(descriptor, pages * _BYTES)
         return descriptor
 
     def of_rank(self, rank: int) -> Heartbeat:

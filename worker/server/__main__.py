@@ -28,7 +28,8 @@ def main() -> int:
     parser.add_argument("--start-info", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)
-    parser.add_argument("--heartbeat-fd", type=int, required=True)
+    parser.add_argument("--heartbeat-fd", type=int, required=True)  # of the ranks
+    parser.add_argument("--own-heartbeat-fd", type=int, required=True)  # of the API processes
     flags.add_flags(parser)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid)
@@ -47,6 +48,7 @@ def main() -> int:
         msgspec.json.decode(arguments.start_info, type=StartInfo),
         SharedCounters(arguments.counters_fd, servers, number),
         Heartbeat(arguments.heartbeat_fd, config.ranks.start),
+        Heartbeat(arguments.own_heartbeat_fd, number),
     )
     with socket.socket(fileno=arguments.listener_fd) as listener:
         return asyncio.run(extra.run(state, number, listener, arguments.ipc_dir))

@@ -87,12 +87,14 @@ class ServerState:
     start_info: StartInfo = field(default_factory=StartInfo.now)
     counters: SharedCounters = field(default_factory=SharedCounters.create)
     heartbeat: Heartbeat = field(default_factory=Heartbeat.create)
+    own_heartbeat: Heartbeat = field(default_factory=Heartbeat.create)  # of this API process
     service: Service | None = None  # None until the weights are loaded
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
     ranks: list[Heartbeat] = field(init=False)  # the heartbeats of all ranks of the worker
     watch: RanksWatch = field(init=False)
+    servers_watch: RanksWatch = field(init=False)  # of all API processes
 
     def __post_init__(self) -> None:
         config = self.config
@@ -100,6 +102,8 @@ class ServerState:
         # Other DP ranks wait for this one and for each other
         strangers = [rank for rank in range(config.tp_size) if rank not in config.ranks]
         self.watch = RanksWatch([*self.ranks, *map(self.heartbeat.of_rank, strangers)])
+        servers = range(config.tokenizer_worker_num or 1)
+        self.servers_watch = RanksWatch([self.own_heartbeat.of_rank(number) for number in servers])
         self.shared = Shared(self.counters)
         self.metrics = Metrics(config.model_name, self.reading, self.counters, self.dp_rank)
 
@@ -128,13 +132,14 @@ class ServerState:
         return self.ready()
 
     def healthy(self) -> bool:
-        """Returns whether the worker makes progress: the heartbeats of all ranks change, and every API process receives
-        statistics."""
+        """Returns whether the worker makes progress: the heartbeats of all ranks and API processes change, and every
+        API process receives statistics."""
         return (
             self.service is not None
             and self.complete
             and not self.draining
             and not self.watch.is_frozen
+            and not self.servers_watch.is_frozen
             and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
         )
 

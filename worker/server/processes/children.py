@@ -214,6 +214,7 @@ async def extra_processes(
 
 async def _start_extra(state: ServerState, directory: Path, number: int, listener: socket) -> Child:
     counters, heartbeat = state.counters.descriptor, state.heartbeat.descriptor
+    own_heartbeat = state.own_heartbeat.descriptor
     with listener:
         process = await asyncio.create_subprocess_exec(
             *EXTRA,
@@ -225,8 +226,9 @@ async def _start_extra(state: ServerState, directory: Path, number: int, listene
             f"--listener-fd={listener.fileno()}",
             f"--counters-fd={counters}",
             f"--heartbeat-fd={heartbeat}",
+            f"--own-heartbeat-fd={own_heartbeat}",
             stdin=DEVNULL,
-            pass_fds=(listener.fileno(), counters, heartbeat),
+            pass_fds=(listener.fileno(), counters, heartbeat, own_heartbeat),
             env=state.config.child_environment(),
         )
     return Child(f"server process {number}", process)

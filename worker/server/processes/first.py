@@ -72,7 +72,12 @@ async def run(
     servers = config.tokenizer_worker_num
     first = config.ranks.start
     heartbeat = Heartbeat.create() if group is None else Heartbeat(group.heartbeats, first)
-    state = ServerState(config, counters=SharedCounters.create(servers), heartbeat=heartbeat)
+    state = ServerState(
+        config,
+        counters=SharedCounters.create(servers),
+        heartbeat=heartbeat,
+        own_heartbeat=Heartbeat.create(servers),
+    )
     signals = Signals()
     with ipc_directory() as directory:
         # The blocks end in reverse order: the last answers go out before the scheduler ends.

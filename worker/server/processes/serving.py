@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from mla_router.worker.heartbeat_watch import CHECK_PERIOD_S
 from mla_router.worker.server.app import make_app
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.media.fetch import Fetcher
@@ -83,11 +84,23 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
     assert runner.server is not None, "set up"
     accepting = asyncio.create_task(accept(listener, runner.server))
     watching = asyncio.create_task(state.watch.run())
+    watching_servers = asyncio.create_task(state.servers_watch.run())
+    beating = asyncio.create_task(_beat(state))
     try:
         yield
     finally:
-        for task in (accepting, watching):
+        for task in (accepting, watching, watching_servers, beating):
             task.cancel()
         await asyncio.wait((accepting,))
         listener.close()
         await runner.cleanup()
+
+
+async def _beat(state: ServerState) -> None:
+    """Writes the heartbeat of this API process until it is cancelled. The others find it frozen if it is stopped."""
+    heartbeat = state.own_heartbeat
+    heartbeat.start()
+    heartbeat.expect(state.config.watchdog_timeout)  # a long computation is not a fault
+    while True:
+        heartbeat.update(has_work=False)
+        await asyncio.sleep(CHECK_PERIOD_S)
