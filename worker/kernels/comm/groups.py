@@ -20,9 +20,8 @@ class Groups(NamedTuple):
 
     attention: Group = Group.alone()  # the ranks of the same DP rank
     exchange: Group = Group.alone()  # one rank of each DP rank, by the number of the DP rank
-    all_to_all: bool = (
-        False  # whether rows go only to the DP ranks that have their experts, where `exchange` can
-    )
+    # Whether rows go only to the DP ranks that have their experts, where `exchange` can
+    all_to_all: bool = False
 
     @classmethod
     def join(
