@@ -9,13 +9,16 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Maximum number of lines that wait for the thread.
 const MAX_WAITING: usize = 4096;
+
+/// Period in which a flush looks for room among them.
+const ROOM_PERIOD: Duration = Duration::from_millis(1);
 
 /// The sender of the lines.
 #[derive(Clone, Debug)]
@@ -45,10 +48,15 @@ impl LogLines {
 
     /// Waits until the lines so far are written, at most `limit`.
     pub(crate) fn flush(&self, limit: Duration) {
+        let end = Instant::now() + limit;
         let (done, written) = sync_channel(1);
-        if self.items.try_send(Item::Flush(done)).is_ok() {
-            let _late = written.recv_timeout(limit);
+        while self.items.try_send(Item::Flush(done.clone())).is_err() {
+            if Instant::now() >= end {
+                return;
+            }
+            thread::sleep(ROOM_PERIOD);
         }
+        let _late = written.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -122,10 +130,12 @@ mod tests {
         // The thread may hold one line more than may wait.
         assert!((99..=100).contains(&lines.lost.load(Ordering::Relaxed)));
         lines.flush(Duration::from_millis(1));
-        drop(pause);
-        while lines.lost.load(Ordering::Relaxed) > 0 {
-            thread::yield_now();
-        }
+        thread::scope(|scope| {
+            let flushing = scope.spawn(|| lines.flush(Duration::from_secs(60)));
+            drop(pause);
+            flushing.join().expect("no panic");
+        });
+        assert!(written.lock().len() >= 5 * MAX_WAITING, "the flush has waited for room");
         (&lines).write_all(b"last\n").expect("it never fails");
         lines.flush(Duration::from_secs(60));
         let text = String::from_utf8(written.lock().clone()).expect("text");
