@@ -16,7 +16,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from mla_router.worker.logs import RouterFormatter, timestamp
+from mla_router.worker.log_format import RouterFormatter, timestamp
 
 MAX_WAITING = 4096  # lines; further ones are lost
 FLUSH_S = 1.0  # time for the remaining lines at the end

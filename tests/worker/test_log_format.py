@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from mla_router.worker.logs import RouterFormatter
+from mla_router.worker.log_format import RouterFormatter
 
 
 def test_a_line_has_the_format_of_the_router() -> None:
