@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -133,6 +134,30 @@ def test_a_killed_supervisor_is_replaced(own_grammars: Grammars) -> None:
     assert not refused.value.problem.is_of_grammar
     key = open_request(own_grammars, LETTERS)
     assert allowed(own_grammars, key, []) == expected
+    own_grammars.close(key)
+
+
+def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
+    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be too many processes for a moment."""
+    key = open_request(own_grammars, LETTERS)
+    expected = allowed(own_grammars, key, [])
+    own_grammars.close(key)
+    fork_server = own_grammars.fork_server.pid
+    supervisor = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
+    kill(supervisor, fork_server)
+
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as context:
+        context.setattr(subprocess, "Popen", fail)
+        with pytest.raises(Refused, match="lost the processes") as refused:
+            open_request(own_grammars, Grammar("regex", "[0-9]+!"))
+        assert not refused.value.problem.is_of_grammar
+    key = open_request(own_grammars, Grammar("regex", "[a-z]+!|0"))
+    assert set(expected) <= set(allowed(own_grammars, key, []))
     own_grammars.close(key)
 
 

@@ -241,9 +241,15 @@ class Grammars:
         if self._supervisor.poll() is None:
             return
         logger.error("the grammar supervisor was killed; starting another one")
-        self._control.close()
         self.fork_server.expect_next()
-        self._supervisor, self._control = supervisor.replace(self._settings)
+        try:
+            process, control = supervisor.replace(self._settings)
+        except OSError as error:  # too many processes, or too little memory
+            # The next order finds the old socket without a reader, and fails alone. The one after it tries again.
+            logger.error("the grammar supervisor cannot be started: %s", error)
+            return
+        self._control.close()
+        self._supervisor, self._control = process, control
 
     def _try_slowly(self, worker: GrammarWorker) -> None:
         """Moves a grammar to the slow queue after its short compilation."""

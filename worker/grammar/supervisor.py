@@ -8,6 +8,7 @@ nothing. A killed supervisor is replaced by a new Python process, which takes so
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -97,9 +98,10 @@ def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
 
 
 def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
-    """Starts a new Python process as the supervisor. Returns the same as `start`. Safe with threads."""
+    """Starts a new Python process as the supervisor. Returns the same as `start`. Safe with threads. Raises OSError."""
     ours, theirs = _control_sockets()
-    with theirs:
+    with theirs, contextlib.ExitStack() as at_failure:
+        at_failure.enter_context(ours)
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
         command = [sys.executable, "-m", "mla_router.worker.grammar.supervisor", str(os.getpid())]
         process = subprocess.Popen(
@@ -107,6 +109,7 @@ def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
             stdin=subprocess.DEVNULL,
             pass_fds=(told.control_fd, told.masks_fd, told.fork_server_fd),
         )
+        at_failure.pop_all()
     return process, ours
 
 
