@@ -1,9 +1,9 @@
 """The ranks that share one model, and the collectives between them.
 
 Gloo serves tensors on a CPU and defines each collective. NCCL serves tensors on a GPU: a call does not wait for the
-device, and a CUDA graph can capture it. So do our own kernels for few rows (`one_shot.py`), where GPUs share memory;
-shape and dtype alone decide between both. All ranks must call the same collectives in the same order, with tensors of
-one shape and dtype. Those of rows for all ranks take a different number of rows from each rank.
+device, and a CUDA graph can capture it. So do our own kernels for few rows (`one_shot.py`, `one_shot_all_to_all.py`),
+where GPUs share memory; shape and dtype alone decide between both. All ranks must call the same collectives in the same
+order, with tensors of one shape and dtype. Only those with `counts` take a different number of rows from each rank.
 """
 
 from __future__ import annotations
