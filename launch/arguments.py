@@ -192,6 +192,11 @@ def parse(
         for name, why in ignored.items()
         if getattr(namespace, _dest(name)) is not None
     ]
+    if (
+        every_worker.moe_a2a_backend != "none"
+        and min(every_worker.attn_dp_size, every_worker.ep_size) == 1
+    ):
+        without_effect.append(f"--moe-a2a-backend (only with {DP_ATTENTION} and --ep-size)")
     options = Options(
         host=namespace.host,
         port=namespace.port,

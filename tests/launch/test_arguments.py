@@ -119,6 +119,21 @@ def test_flags_of_sglangs_router_without_effect_are_named(model: Path) -> None:
     assert not any("cb-success" in word for word in options.router_argv([]))
 
 
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        (["--ep", "2"], ["--moe-a2a-backend (only with --enable-dp-attention and --ep-size)"]),
+        (["--ep", "2", "--dp", "2", "--enable-dp-attention"], []),
+    ],
+)
+def test_a_backend_of_exchanges_without_dp_ranks_is_named(
+    model: Path, others: list[str], named: list[str]
+) -> None:
+    options = parsed(model, "--tp", "2", "--moe-a2a-backend", "deepep", *others)
+    assert options.every_worker.moe_a2a_backend == "direct"
+    assert options.without_effect == named
+
+
 def test_a_list_takes_all_following_words(model: Path) -> None:
     options = parsed(model, "--router-networks", "10.0.0.0/8", "fd00::/8", "--page-size", "32")
     argv = options.router_argv(["http://w:1"])
