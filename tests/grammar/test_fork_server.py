@@ -69,7 +69,7 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
 
 def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) -> None:
     """It may load for a minute, and its socket holds some hundred orders. Each client leaves at once."""
-    own_grammars.close(open_request(own_grammars, LETTERS))
+    wait_until(lambda: own_grammars.fork_server.pid, "it begins")
     os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the scheduler waits"))
     signal.alarm(30)
@@ -83,6 +83,19 @@ def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) 
     finally:
         signal.alarm(0)
         os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
+
+
+def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars) -> None:
+    key = open_request(own_grammars, LETTERS)
+    expected = allowed(own_grammars, key, [])
+    own_grammars.close(key)
+    stopped = own_grammars.fork_server.pid
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: own_grammars.fork_server.is_stopped, "it is stopped")
+    key = open_request(own_grammars, Grammar("regex", "[a-z]+!|0"))
+    assert own_grammars.fork_server.pid != stopped
+    assert set(expected) <= set(allowed(own_grammars, key, []))
+    own_grammars.close(key)
 
 
 def test_a_failed_fork_fails_one_order_only(monkeypatch: pytest.MonkeyPatch) -> None:

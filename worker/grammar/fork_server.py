@@ -76,13 +76,26 @@ class ForkServer:
 
     def has_lost(self, generation: int) -> bool:
         """Returns whether fork server number `generation` has died, and all its grammar workers with it."""
-        if generation != self.generation:
-            return True
+        return generation != self.generation or self._process_state in "ZX"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the fork server has loaded, and is stopped by a signal."""
+        return self.loaded_at is not None and self._process_state == "T"
+
+    def kill(self) -> None:
+        """Ends the fork server and all its grammar workers. The supervisor starts another one, which reads the orders."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def _process_state(self) -> str:
+        """The letter of proc(5); X for a process that is gone."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            return True
-        return stat.rpartition(")")[2].split()[0] in "ZX"
+            return "X"
+        return stat.rpartition(")")[2].split()[0]
 
 
 def run(

@@ -233,6 +233,11 @@ class Grammars:
         if len(self._workers) >= MAX_WORKERS and not self._evict_one():
             return None
         self._replace_lost_supervisor()
+        if self.fork_server.is_stopped:
+            # Else each new grammar would wait for WAIT_S here, and then on the other workers
+            logger.error("the grammar fork server is stopped by a signal, and is replaced")
+            self.fork_server.expect_next()
+            self.fork_server.kill()
         worker = GrammarWorker(grammar, self._control, self.fork_server, cpu_s)
         self._workers[grammar] = worker
         return worker
