@@ -13,6 +13,7 @@ import torch
 from support import all_to_all
 from support.all_to_all import Rows, expected
 from support.exchanged_experts import both_ways
+from support.gpu_ranks import SIZES, ranks_on_gpus
 from support.ranks import Ranks
 from support.tiny_model import CONFIGS, raw_config
 
@@ -21,17 +22,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-SIZES = [("GPUs", 2), ("GPUs", 4), ("one GPU", 2), ("one GPU", 4)]
-
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda param: f"{param[1]} ranks on {param[0]}")
 def group(request: pytest.FixtureRequest) -> Iterator[tuple[Ranks, int]]:
-    where, size = request.param
-    if where == "GPUs" and torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
-    processes = Ranks(size, f"row boxes on {where}")
-    yield processes, size
-    processes.close()
+    yield from ranks_on_gpus(*request.param, "row boxes")
 
 
 def test_calls_of_changing_shapes(group: tuple[Ranks, int]) -> None:

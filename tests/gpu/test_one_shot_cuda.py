@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support import one_shot
+from support.gpu_ranks import SIZES, ranks_on_gpus
 from support.one_shot import OPS, Call, expected
 from support.ranks import Ranks
 
@@ -18,17 +19,9 @@ pytestmark = [
 ]
 
 
-SIZES = [("GPUs", 2), ("GPUs", 4), ("one GPU", 2), ("one GPU", 4)]
-
-
 @pytest.fixture(scope="module", params=SIZES, ids=lambda param: f"{param[1]} ranks on {param[0]}")
 def group(request: pytest.FixtureRequest) -> Iterator[tuple[Ranks, int]]:
-    where, size = request.param
-    if where == "GPUs" and torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
-    processes = Ranks(size, f"mailboxes on {where}")
-    yield processes, size
-    processes.close()
+    yield from ranks_on_gpus(*request.param, "mailboxes")
 
 
 def test_calls_of_changing_shapes(group: tuple[Ranks, int]) -> None:

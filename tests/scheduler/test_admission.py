@@ -93,7 +93,7 @@ def test_two_requests_of_one_step_that_were_overtaken_share_their_prefix() -> No
         overlap=False,
     )
     admission = stepped.scheduler.planner.admission
-    add = stepped.scheduler.planner.admission.waiting.add
+    add = admission.waiting.add
 
     def add_overtaken(request: Request) -> None:
         request.overtaken = MAX_OVERTAKEN

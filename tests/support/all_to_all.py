@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from mla_router.worker.kernels.comm.one_shot_all_to_all import EMPTY_WORD, RowBo
 from mla_router.worker.kernels.quantize import quantize_rows_torch
 from mla_router.worker.kernels.weight import Activations, Quantized
 from mla_router.worker.model.parallel.placement import trivial
+from support.shared_files import map_files
 
 TOP_K, EXPERTS = 4, 16
 
@@ -237,20 +238,13 @@ def over_gloo(group: Group, cases: Sequence[Rows]) -> list[Outcome]:
 @cache
 def _map_files(group: Group, folder: Path) -> RowBoxes:
     rows, width = 4, 256
-    count = words(rows, group.size, width)
-
-    def mapped(rank: int) -> Tensor:
-        file = folder / f"row-boxes-{rank}"
-        return torch.from_file(str(file), shared=True, size=count, dtype=torch.int32)
-
     turns = torch.empty(rows, dtype=torch.int32)
-    own = mapped(group.rank)
-    clear(own, turns)
-    group.all_reduce(torch.zeros(1))  # all have cleared theirs
-    memory = [own if rank == group.rank else mapped(rank) for rank in range(group.size)]
-    addresses = torch.tensor([each.data_ptr() for each in memory])
-    _mappings.append(memory)
+    own, addresses = map_files(
+        group,
+        folder,
+        "row-boxes",
+        words(rows, group.size, width),
+        torch.int32,
+        partial(clear, turns=turns),
+    )
     return RowBoxes(group.rank, group.size, width, own, addresses, turns)
-
-
-_mappings: list[list[Tensor]] = []  # kept: kernels have their addresses alone

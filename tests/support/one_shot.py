@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from mla_router.worker.kernels.comm import one_shot
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.one_shot import EMPTY, GENERATIONS, Mailboxes, clear
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch
+from support.shared_files import map_files
 
 EPS = 1e-6
 OPS = "sum", "sum_add_norm", "gather", "scatter"
@@ -108,25 +109,12 @@ def in_files(
 
 @cache
 def _map_files(group: Group, folder: Path) -> Mailboxes:
-    shape = GENERATIONS, 4, group.size, 64
-    numbers = torch.Size(shape).numel()
-
-    def mapped(rank: int) -> Tensor:
-        file = folder / f"mailboxes-{rank}"
-        flat = torch.from_file(str(file), shared=True, size=numbers, dtype=torch.float16)
-        return flat.view(shape)
-
+    shape = torch.Size((GENERATIONS, 4, group.size, 64))
     turns = torch.empty(shape[1], dtype=torch.int32)
-    own = mapped(group.rank)
-    clear(own, turns)
-    group.all_reduce(torch.zeros(1))  # all have cleared theirs
-    slots = [own if rank == group.rank else mapped(rank) for rank in range(group.size)]
-    addresses = torch.tensor([memory.data_ptr() for memory in slots])
-    _mappings.append(slots)
-    return Mailboxes(group.rank, own, addresses, turns)
-
-
-_mappings: list[list[Tensor]] = []  # kept: kernels have their addresses alone
+    own, addresses = map_files(
+        group, folder, "mailboxes", shape.numel(), torch.float16, partial(clear, turns=turns)
+    )
+    return Mailboxes(group.rank, own.view(shape), addresses, turns)
 
 
 def on_a_gpu(boxes: Mailboxes, calls: Sequence[Call], delays_s: float) -> list[tuple[Tensor, ...]]:
