@@ -1,4 +1,4 @@
-"""The format of log lines, which is that of the router's.
+"""The format of log lines, the same as in the router.
 
 2026-11-24T02:04:10.123456Z  INFO draining: 3 requests are running
 """

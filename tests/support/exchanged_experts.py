@@ -39,9 +39,9 @@ def both_ways(
     dtype: torch.dtype,
     form: RowForm | None = None,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Returns the results of own rows with half of the experts on each rank, and random weights: of rows that are gathered,
-    and of rows that go to the ranks of their experts alone. And whether the latter were sent quantized. `form`: by default
-    that of the experts."""
+    """Returns the results of own rows if all rows are gathered, the results if rows go only to the ranks of their experts, and
+    whether the latter are sent quantized. Each rank has half of the experts, with random weights. `form` of the rows: by
+    default the form that the experts take."""
     with pytest.MonkeyPatch.context() as patch:
         if form is not None:
             patch.setattr(Experts, "row_form", lambda _layer, _rows: form)

@@ -16,7 +16,7 @@ SCALED = gl.constexpr(32)  # numbers of a thread that are scaled, or left, toget
 
 @gluon.jit
 def settled(maximum, block_maximum):
-    """Returns the maximum that weights refer to: that of the blocks before, if the new block's is within SLACK of it."""
+    """Returns the maximum for the weights: the old one if the new block's exceeds it by SLACK at most, else the new one."""
     new = gl.maximum(maximum, block_maximum)
     return gl.where(new > maximum + SLACK, new, maximum)
 

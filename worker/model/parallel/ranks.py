@@ -74,7 +74,7 @@ class Ranks(NamedTuple):
 
     @property
     def exchange_parts(self) -> list[int]:
-        """The parts of the routed experts on the ranks with which this one exchanges rows, one of each DP rank."""
+        """The parts of the routed experts that the ranks of the exchange have, in the order of the DP ranks."""
         each = self.size // self.dp_size
         return [(each * dp + self.rank % each) // self._sharing for dp in range(self.dp_size)]
 
