@@ -168,9 +168,9 @@ $(INSTALLED): requirements.lock
 # Removed first: written over, the library would change under a router that runs from it. PIP_QUIET: pip names each
 # package that no extra asks for.
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
-	rm -f python/mla_router/_router.abi3.so
+	@rm -f python/mla_router/_router.abi3.so
 	@echo "Compiling the router: some minutes the first time, seconds later"
-	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
+	@PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
 	@touch $@ $(BUILT_FOR_TESTS)
 
 $(BUILT_FOR_TESTS): $(INSTALLED) $(RUST_SOURCES)

@@ -157,14 +157,14 @@ class WorkerConfig(Settings):
 
     @property
     def num_drafts(self) -> int:
-        """Most drafts of a request that a step accepts."""
+        """Maximum number of drafts of a request that a step accepts."""
         if self.speculative_algorithm == "none":
             return 0
         return self.speculative_num_steps or _NUM_DRAFTS
 
     @property
     def max_masks(self) -> int:
-        """Most token bitmasks of one step."""
+        """Maximum number of token bitmasks of one step."""
         return self.max_running_requests * (1 + self.num_drafts)
 
     @property
@@ -207,7 +207,7 @@ class WorkerConfig(Settings):
 
     @property
     def chunk_size(self) -> int:
-        """Most prompt tokens of one request in one step."""
+        """Maximum number of prompt tokens of one request in one step."""
         return (
             self.max_prefill_tokens if self.chunked_prefill_size < 0 else self.chunked_prefill_size
         )

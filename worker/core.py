@@ -119,7 +119,7 @@ class ImageRows:
     count: int
 
 
-MAX_PREDICTION = 1 << 14  # most tokens of a prediction
+MAX_PREDICTION = 1 << 14  # maximum number of tokens of a prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class RowKind(IntEnum):
     DECODE = 0  # the last sampled token of its slot: both are on the device (`engine/slots.py`)
     EXTEND = 1  # a token of a chunk: the host knows both
     IDLE = 2  # padding of a CUDA graph
-    DRAFT = 3  # a draft of its slot, as many positions behind the last sampled token: both are on the device
+    DRAFT = 3  # a draft of its slot, as many positions after the last sampled token: both are on the device
     NODE = 4  # a node of its slot's tree of drafts, whose root is the last sampled token (`engine/speculation/tree.py`)
 
 
@@ -170,7 +170,7 @@ class GroupStep:
     rows: tuple[int, ...]  # `StepPlan.num_tokens` of each DP rank; 0: the rank is idle
     decode: bool  # whether the step of each rank fits a decode graph (`engine/runners/choose.py`)
     makes_drafts: bool = False  # whether the step of any rank makes drafts
-    draft_slots: int = 0  # most `StepPlan.draft_slots` of a rank
+    draft_slots: int = 0  # largest `StepPlan.draft_slots` of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +178,21 @@ class StepPlan:
     """One forward step. Its rows are the decode rows, then the rows of the chunks. An idle DP rank has none."""
 
     decode_slots: tuple[int, ...]
-    # Most tokens in the KV cache after this step, for which the slot has pages. Exact for requests that take one token a
-    # step
+    # Upper bounds of the tokens in the KV cache after this step, for which the slots have pages. Exact for requests
+    # that take one token a step
     decode_bounds: tuple[int, ...]
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
     group: GroupStep | None = None  # with DP attention
-    # Speculative decoding: a decode slot has a row for its last token, then rows for so many drafts
+    # Speculative decoding: a decode slot has a row for its last token, then rows for this many drafts
     num_drafts: int = 0
     # Rows of a decode slot whose drafts are a tree, of that depth, its root included; 0: they are a chain
     tree_nodes: int = 0
     # Whether the drafter runs over the rows of the step
     makes_drafts: bool = False
-    # If it then drafts for the next step, for each of `sampled_slots`: most tokens in the drafter's KV cache after this step
+    # If it then drafts for the next step, for each of `sampled_slots`: upper bound of the tokens in the drafter's KV
+    # cache after this step
     draft_bounds: tuple[int, ...] = ()
     # Whether the host gets the drafts that the step makes (`PendingStep.drafts`)
     returns_drafts: bool = False
@@ -202,7 +203,7 @@ class StepPlan:
 
     @property
     def tokens_per_decode(self) -> int:
-        """Most tokens that the step gives to a decode slot."""
+        """Maximum number of tokens that the step gives to a decode slot."""
         return 1 + self.num_drafts
 
     @property
@@ -254,8 +255,8 @@ class TokenMasks:
     # [sum(counts), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
     bits: np.ndarray
     step: int = 0  # the number of `bits` in `MaskMemory`, where other ranks find them; 0: not there
-    # Bitmasks of each of `rows`: for the token behind the last one, then for those behind each of its first drafts. The step
-    # gives the slot no more tokens. Empty: one each
+    # Bitmasks of each of `rows`: for the token after the last one, then for those after each of its first drafts. The
+    # step gives the slot no more tokens. Empty: one each
     counts: tuple[int, ...] = ()
 
     @property
@@ -277,7 +278,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 # In `StepResult.tokens`: the row has no token here, because its logits are NaN or its bitmask allows none.
 NO_TOKEN = -1
-# Fills the rest of a row whose step gave fewer tokens than the most; not in `StepResult`.
+# Fills the rest of a row whose step gave fewer tokens than the maximum; not in `StepResult`.
 UNUSED = -2
 
 
@@ -313,11 +314,12 @@ class Capacity:
 
     num_pages: int  # usable pages, without page 0, to which padding rows are written
     page_size: int  # tokens a page
-    num_slots: int  # most requests in a batch
-    context_length: int  # most tokens of one request, prompt and output
-    tokens_per_row: int = 1  # most tokens that a decode row gives in one step
-    image_tokens: int = 0  # most embeddings of images on the device; 0: the model takes no images
-    image_tiles: int = 1  # most tiles of one batch of the vision tower
+    num_slots: int  # maximum number of requests in a batch
+    context_length: int  # maximum number of tokens of one request, prompt and output
+    tokens_per_row: int = 1  # maximum number of tokens that a decode row gives in one step
+    # Maximum number of embeddings of images on the device; 0: the model takes no images
+    image_tokens: int = 0
+    image_tiles: int = 1  # maximum number of tiles in one batch of the vision tower
     # Window in tokens of the layers that have pages of their own (`kv_cache/spec.py`): each page then belongs to one of two
     # kinds of layers. None: all layers share their pages
     window: int | None = None
@@ -330,7 +332,7 @@ class Capacity:
 
     @property
     def num_drafts(self) -> int:
-        """Most drafts of a decode slot that one step accepts."""
+        """Maximum number of drafts of a decode slot that one step accepts."""
         return self.tokens_per_row - 1
 
     @property
@@ -345,7 +347,7 @@ class Capacity:
 
     @property
     def tree_pages(self) -> int:
-        """Pages of the KV cache, behind those of requests, for the nodes of the trees of one step."""
+        """Pages of the KV cache, after those of requests, for the nodes of the trees of one step."""
         return 0 if self.tree is None else -(-self.tree.cache_rows // self.page_size)
 
     @property
@@ -359,7 +361,7 @@ class Capacity:
 
     @property
     def pages_per_request(self) -> int:
-        """Entries of a request in the page table: of window pages as many again, behind the others."""
+        """Entries of a request in the page table: of window pages as many again, after the others."""
         return -(-self.context_length // self.page_size)
 
 
@@ -371,8 +373,9 @@ class PendingStep(Protocol):
         ...
 
     def drafts(self) -> list[list[int]]:
-        """Blocks until the drafts are on the host, later than the results. Returns those behind each of
-        `StepPlan.sampled_slots`, of a tree the chain of its best nodes. Only of a plan that `returns_drafts`, and before the step after next is sampled."""
+        """Blocks until the drafts are on the host, later than the results. Returns those after each of
+        `StepPlan.sampled_slots`, of a tree the chain of its best nodes. Call it only for a plan that `returns_drafts`,
+        and before the step after next is sampled."""
         ...
 
 

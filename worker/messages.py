@@ -185,7 +185,7 @@ class Stats(Message, frozen=True):
     context_s: float = 0.0  # further seconds of a prompt token for each token before it
     expert_balancedness: float = 0.0  # mean load of a rank's experts over the largest; 0: unknown
     draft_steps: int = 0  # decode steps of requests that verified drafts
-    draft_tokens: int = 0  # drafts in them; of a tree all nodes behind its root
+    draft_tokens: int = 0  # drafts in them; of a tree all nodes after its root
     accepted_tokens: int = 0  # accepted ones
     # Of all steps, from the end of the step before, or the later launch, to the results
     step_seconds: float = 0.0

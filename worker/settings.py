@@ -271,8 +271,8 @@ class Settings:
     )
     piecewise_cuda_graph_max_tokens: int = _flag(
         8192,
-        "most tokens of a step with prompt tokens that runs as captured graphs: piecewise around its attention, or as "
-        "one graph if it is a single prompt without a cached prefix; 0: none",
+        "maximum number of tokens of a step with prompt tokens that runs as captured graphs: piecewise around its "
+        "attention, or as one graph if it is a single prompt without a cached prefix; 0: none",
         low=0,
         high=65536,
     )
@@ -307,27 +307,27 @@ class Settings:
     )
     page_size: int = _flag(16, "tokens in a page of the KV cache", choices=(1, 16, 32, 64))
     max_running_requests: int = _flag(
-        1024, "most requests in one batch", low=1, high=4096, group="scheduling"
+        1024, "maximum number of requests in one batch", low=1, high=4096, group="scheduling"
     )
     max_queued_requests: int = _flag(
         0,
-        "most waiting requests; further ones get a 429; 0: as many as --max-running-requests",
+        "maximum number of waiting requests; further ones get a 429; 0: as many as --max-running-requests",
         low=0,
     )
     max_queued_seconds: float = _flag(
         0.0,
-        "most seconds of prefill work that may wait, without cached tokens; further requests get a 429; 0: no limit",
+        "maximum seconds of prefill work that may wait, without cached tokens; further requests get a 429; 0: no limit",
         low=0.0,
     )
     max_prefill_tokens: int = _flag(
         8192,
-        "most tokens of a step with prompts, of all requests together; decode rows count, but prompts have at least half; "
-        "fewer prompt tokens if they would take longer than 0.4 s on this device",
+        "maximum number of tokens of a step with prompts, of all requests together; decode rows count, but prompts have "
+        "at least half; fewer prompt tokens if they would take longer than 0.4 s on this device",
         low=1,
     )
     chunked_prefill_size: int = _flag(
         8192,
-        "most prompt tokens of one request in one step; longer prompts take several steps; -1: as many as "
+        "maximum number of prompt tokens of one request in one step; longer prompts take several steps; -1: as many as "
         "--max-prefill-tokens",
         low=-1,
     )
@@ -387,14 +387,14 @@ class Settings:
     )
     speculative_eagle_topk: int = _flag(
         1,
-        "1: drafts are a chain; K above 1, with NEXTN and EAGLE: they are a tree (EAGLE-2), in which the best K nodes of each depth "
-        "have K children each",
+        "1: drafts are a chain; K above 1, with NEXTN and EAGLE: they are a tree (EAGLE-2), in which the best K nodes of "
+        "each depth have K children each",
         low=1,
         high=16,
     )
     speculative_max_bs: int = _flag(
         128,
-        "most requests of a step with drafts; in larger batches their rows cost more than they save",
+        "maximum number of requests of a step with drafts; in larger batches their rows cost more than they save",
         low=1,
         high=4096,
     )

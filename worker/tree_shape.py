@@ -10,9 +10,9 @@ class TreeShape:
     """The trees of drafts of speculative decoding (`engine/speculation/tree.py`)."""
 
     topk: int  # nodes of a depth that are expanded, and children of each
-    depth: int  # most drafts behind each other
+    depth: int  # maximum length of a chain of drafts
     nodes: int  # of a tree that is verified, its root included
-    slots: int  # most slots of a step with drafts
+    slots: int  # maximum number of slots of a step with drafts
 
     @property
     def candidates(self) -> int:
@@ -26,5 +26,5 @@ class TreeShape:
 
     @property
     def cache_rows(self) -> int:
-        """Rows of the KV cache for the nodes of a step, behind the pages of the requests."""
+        """Rows of the KV cache for the nodes of a step, after the pages of the requests."""
         return self.slots * max(self.nodes, self.expanded)

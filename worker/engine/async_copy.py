@@ -40,7 +40,7 @@ class AsyncCopy:
         began: float,
         clock: StepClock,
     ) -> None:
-        """`copied`: the event behind the copy; None on a CPU, which has computed the step by now."""
+        """`copied`: the event after the copy; None on a CPU, which has computed the step by now."""
         self._plan = plan
         self._tokens = tokens
         self._logprobs = logprobs
@@ -79,7 +79,7 @@ class AsyncCopy:
         return StepResult(tokens, logprobs, prompt_logprobs, self._seconds)
 
     def add_drafts(self, drafts: Tensor, copied: torch.cuda.Event | None) -> None:
-        """Adds `drafts` [S, K] on the host, valid behind the event `copied`."""
+        """Adds `drafts` [S, K] on the host, valid after the event `copied`."""
         self._drafts, self._drafts_copied = drafts, copied
 
     def drafts(self) -> list[list[int]]:
@@ -135,7 +135,7 @@ class AsyncCopyBuffers:
         )
 
     def start_drafts(self, pending: AsyncCopy, drafts: Tensor) -> None:
-        """Starts the copy of `drafts` [S, K] int64, UNUSED behind the last one, of the step of the last `start`, which
+        """Starts the copy of `drafts` [S, K] int64, UNUSED after the last one, of the step of the last `start`, which
         returned `pending`."""
         if not self._on_cuda:
             pending.add_drafts(drafts, None)

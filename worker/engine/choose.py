@@ -22,7 +22,7 @@ from mla_router.worker.model.quantization.spec import FP8
 
 logger = logging.getLogger(__name__)
 
-# Most rows of a DP rank in a piecewise graph, whose memory has the rows of all ranks
+# Maximum number of rows of a DP rank in a piecewise graph, whose memory has the rows of all ranks
 MAX_EXCHANGED_ROWS = 4096
 
 

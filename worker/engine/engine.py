@@ -37,7 +37,7 @@ from mla_router.worker.model.decoder import DecoderLayer
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """A launched forward pass. The fields behind `began` are those of `StepLogits`."""
+    """A launched forward pass. The fields after `began` are those of `StepLogits`."""
 
     plan: StepPlan
     began: float  # time at which its launch began, of `time.perf_counter`

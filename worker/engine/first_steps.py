@@ -15,7 +15,7 @@ from mla_router.worker.core import (
     StepSeconds,
 )
 
-# The time of a chunk that takes so many seconds predicts the time of longer chunks.
+# The time of a chunk that takes this many seconds predicts the time of longer chunks.
 _LONG_S = 0.05
 _SHORTEST = 16
 _PREFIX = 2048
@@ -110,7 +110,7 @@ class _Steps:
         )
 
     def _drafts(self, bound: int) -> dict[str, Any]:
-        """Returns the fields of a plan that makes drafts, if the engine makes any, behind at most `bound` tokens."""
+        """Returns the fields of a plan that makes drafts, if the engine makes any, after at most `bound` tokens."""
         if not self._engine.capacity.num_drafts:
             return {}
         return {"makes_drafts": True, "draft_bounds": (min(bound, self.longest),)}

@@ -28,7 +28,7 @@ class SlotState:
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         assert capacity.window is None or not capacity.num_drafts, f"{capacity}"
-        # Attention of drafts may read behind the longest request, if their rows are idle
+        # Attention of drafts may read beyond the longest request, if their rows are idle
         own = -(-capacity.longest_row // capacity.page_size)
         slots, pages = capacity.num_slots + 1, own * capacity.page_kinds
         self._page_size = capacity.page_size
@@ -37,7 +37,7 @@ class SlotState:
         self.idle_slot = capacity.num_slots
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
         self._with_drafts = capacity.num_drafts > 0
-        # [slots, most drafts], of the tokens behind the last one; or those of the nodes of `tree`, without its root
+        # [slots, max drafts], of the tokens after the last one; or those of the nodes of `tree`, without its root
         drafts = max(1, capacity.rows_per_decode - 1)
         self.drafts = torch.zeros(slots, drafts, dtype=torch.int64, device=device)
         self.tree = None if capacity.tree is None else TreeState(capacity, device)
@@ -100,7 +100,7 @@ class SlotState:
 
     def chains(self, slots: Tensor) -> Tensor:
         """Returns the drafts of `slots` [S] int64, [S, K] int64: of a tree the chain of its best nodes, with UNUSED
-        behind it."""
+        after it."""
         drafts = self.drafts[slots]
         return drafts if self.tree is None else self.tree.chains(slots, drafts)
 

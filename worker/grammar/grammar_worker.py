@@ -138,7 +138,7 @@ def _fill(
 def _fill_behind_drafts(
     drafted: list[tuple[Row, Output]], masks: np.ndarray, filler: BatchFiller
 ) -> dict[int, int]:
-    """Writes the masks behind the drafts of each row. Returns `Filled.counts`."""
+    """Writes the masks after the drafts of each row. Returns `Filled.counts`."""
     counts = {row.key: 1 for row, _ in drafted}
     going, rank = drafted, 0
     while going:

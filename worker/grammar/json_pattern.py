@@ -55,7 +55,7 @@ _MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 
 def of_text(pattern: str) -> str:
     """Returns an expression of the JSON text between the quotes. Raises ValueError for unsupported syntax."""
-    # Token by token: behind a `[` that is not closed, each further one is compared with the whole rest
+    # Token by token: after a `[` that is not closed, each further one is compared with the whole rest
     return "".join(_spelled(token[0]) for token in _TOKEN.finditer(pattern))
 
 

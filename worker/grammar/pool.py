@@ -50,8 +50,8 @@ class Answers:
 
     failed: dict[int, Problem]  # rows without a mask
     runs: dict[int, list[int]]  # forced tokens; the mask allows only the first one
-    # Masks of a row with drafts. There are no further ones behind a draft that the grammar does not allow, or that ends the
-    # text, nor behind a mask of a forced token
+    # Masks of a row with drafts. There are no further ones after a draft that the grammar does not allow, or that ends
+    # the text, nor after a mask of a forced token
     counts: dict[int, int] = field(default_factory=dict)
 
 
@@ -127,8 +127,8 @@ class Grammars:
         self, rows: Sequence[tuple[int, list[int]]], drafts: Sequence[list[int]] = ()
     ) -> Answers:
         """Writes the token bitmask of `rows[i]` to masks[i]. A row has a key and its tokens since the last call. With
-        `drafts` of each row, it has further masks behind the first one, each after one draft more: room for all of them, but
-        see `Answers.counts`. The drafts are not taken as tokens.
+        `drafts` of each row, it has further masks after the first one, each after one draft more: room for all of them,
+        but see `Answers.counts`. The drafts are not taken as tokens.
 
         Keys that `poll` has reported with a problem must not be among them.
         """

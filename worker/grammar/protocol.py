@@ -16,8 +16,8 @@ MAX_FRAME = 64 << 10
 # Earlier tokens of an output in one `Open`. Matching costs up to 0.1 ms a token, and the step loop may wait for masks
 # of the same grammar.
 OPEN_TOKENS = 128
-RUN_TOKENS = 64  # most forced tokens of a row in `Filled`, and so of a row in the next `Fill`
-FILL_ROWS = 128  # most rows of one `Fill`; a step with more rows of one grammar sends several
+RUN_TOKENS = 64  # largest number of forced tokens of a row in `Filled`, and in the next `Fill`
+FILL_ROWS = 128  # largest number of rows of one `Fill`; for more rows of a grammar several are sent
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,7 +45,7 @@ class Open(Frame, frozen=True):
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the memory; and
-    for those after each of `drafts`, to be written to the rows behind it."""
+    for those after each of `drafts`, to be written to the rows after it."""
 
     key: int
     row: int
@@ -87,8 +87,8 @@ class Opened(Frame, frozen=True):
 class Filled(Frame, frozen=True):
     """Answers `Fill`. `strays`: keys whose tokens the grammar does not allow. `runs`: forced tokens by key, for rows where
     the grammar allows only one text; the mask allows only the first of them. `counts`: the number of masks by key, for rows
-    with drafts. There is none behind a draft that the grammar does not allow, or that ends the text, nor behind a mask of a
-    forced token."""
+    with drafts. There is none after a draft that the grammar does not allow, or that ends the text, nor after a mask of
+    a forced token."""
 
     strays: list[int] = []
     runs: dict[int, list[int]] = {}

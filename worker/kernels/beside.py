@@ -28,7 +28,7 @@ def beside(x: Activations, work: Callable[[Activations], Tensor]) -> Callable[[]
 
 
 class Fork:
-    """A point of the current stream, behind which work on any number of rows `x` may start on a second stream.
+    """A point of the current stream, after which work on any number of rows `x` may start on a second stream.
 
     The work does not wait for kernels that are launched between fork and start. An exchange with other ranks belongs
     there: it is first to get the few multiprocessors that it needs.

@@ -93,7 +93,7 @@ def joins_quantized(x: Tensor, weight: Weight) -> bool:
 
 
 def has_kernel(x: Tensor, outputs: int) -> bool:
-    """Whether one kernel serves x [T, K] and so many outputs."""
+    """Whether one kernel serves x [T, K] and this many outputs."""
     rows, inputs = x.shape
     if not on_gpu(x):
         return False

@@ -13,14 +13,14 @@ The predecessor has waited for its own predecessor, and so on: all earlier kerne
 an older kernel reads and a newer one overwrites. A kernel without the option (cuBLAS, copies, torch's own) starts when
 its predecessor has ended, and is a link of the same chain. So is an event, and therefore work on another stream
 (`beside.py`). So is a collective of NCCL (`comm/`), on the same stream: it waits for the kernels before, whose results
-it reads, and a kernel behind it waits for its end. A kernel breaks the chain if it has the option and does not wait, or
+it reads, and a kernel after it waits for its end. A kernel breaks the chain if it has the option and does not wait, or
 if some of its programs can leave before the wait.
 
 Constant memory is written by no kernel while a model runs: the weights as they were loaded. A `Weight` says whether
 it is constant; a dequantized copy is not. A kernel loads a constant weight, or its beginning, to registers before the
 wait.
 
-Settled memory was written before the last kernel without the option. Nothing behind that kernel starts before it, and
+Settled memory was written before the last kernel without the option. Nothing after that kernel starts before it, and
 it starts when everything before it has ended. In a step slots, lengths, page table, out_cache_loc, rotations and the
 schedule of attention are settled: all are older than the embedding, which is torch's kernel. An op with `settled`
 loads them before the wait.

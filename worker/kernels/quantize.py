@@ -109,7 +109,7 @@ def no_rows(x: Tensor, form: RowForm) -> Quantized:
 
 
 def padded_for_library(x: Quantized) -> Quantized:
-    """Returns x with the rows behind it in its memory, whose numbers are undefined: a multiple of ROWS_OF_LIBRARY."""
+    """Returns x with the rows after it in its memory, whose numbers are undefined: a multiple of ROWS_OF_LIBRARY."""
     rows, columns = x.values.shape
     padded = triton.cdiv(rows, ROWS_OF_LIBRARY) * ROWS_OF_LIBRARY
     assert x.scales.stride() == (1, padded), f"{x.scales.stride()} of {rows} rows"

@@ -64,7 +64,7 @@ def moe_name(experts: int, width: int, device: str, kind: str, *, down: bool) ->
 
 
 def kind_of(dtype: torch.dtype, block: tuple[int, int], *, activations: int = 8) -> str:
-    """Returns the part of a name for weights of `dtype` and activations of so many bits; plain weights have none."""
+    """Returns the part of a name for weights of `dtype` and activations of this many bits; plain weights have none."""
     if dtype not in FORMATS:
         return ""
     blocks = f",block_shape=[{block[0]},{block[1]}]" if block[0] > 1 else ""

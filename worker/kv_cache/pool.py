@@ -29,7 +29,7 @@ class KVCachePool:
     ) -> None:
         """Allocates `num_pages` usable pages, numbered from 1, and page 0, which no request owns: unused entries of the
         page table point to it. `own_windows`: layers with a window have pages of their own. `tree_pages`: further ones
-        behind those of requests (`Capacity.tree_pages`)."""
+        after those of requests (`Capacity.tree_pages`)."""
         self.specs = tuple(specs)
         self.num_pages = num_pages
         self.page_size = page_size

@@ -40,7 +40,7 @@ class Decoder(nn.Module):
     # ---- The two halves of a step: only rows with an output need the second ----
 
     def run_layers(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns hidden states and residual, [T, hidden_size] each, behind the attention of the last layer: later
+        """Returns hidden states and residual, [T, hidden_size] each, after the attention of the last layer: later
         tokens need nothing of a row but its keys and values there."""
         # The look-up first: memory that kernels read early is older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
@@ -97,12 +97,12 @@ class AttentionLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A transformer layer with norms in front of its two halves:
+    """A transformer layer with norms before its two halves:
 
         h = h + self_attn(qkv_proj(input_layernorm(h)))
         h = h + mlp(post_attention_layernorm(h))
 
-    Each sum is left to the norm behind it, since one kernel does both. So a half takes and returns two tensors
+    Each sum is left to the norm after it, since one kernel does both. So a half takes and returns two tensors
     [T, hidden_size], whose sum is h: `hidden_states`, and the `residual`, which is None before the first layer. If ranks
     divide the layer, `hidden_states` is a part of this rank: the norm sums the parts as well.
     """

@@ -5,7 +5,7 @@ model or from the head itself, and the embedding of the token at p + 1. The resu
 hidden state at p + 1, so the model's head makes of it the draft of the token at p + 2. Embedding and head are the
 model's.
 
-The published heads have no norm in front of the attention and none behind the layer. Attributes have their names.
+The published heads have no norm before the attention and none after the layer. Attributes have their names.
 """
 
 from __future__ import annotations

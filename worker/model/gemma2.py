@@ -62,12 +62,12 @@ class ScaledEmbedding(Embedding):
 
 
 class Gemma2Layer(DecoderLayer):
-    """A transformer layer with norms in front of its two halves and behind them:
+    """A transformer layer with norms before its two halves and after them:
 
         h = h + post_attention_layernorm(self_attn(qkv_proj(input_layernorm(h))))
         h = h + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(h)))
 
-    A norm behind a half is left to the next one, like the sum: one kernel does all three.
+    A norm after a half is left to the next one, like the sum: one kernel does all three.
     """
 
     input_layernorm: Gemma2Norm
@@ -91,8 +91,8 @@ class Gemma2Layer(DecoderLayer):
 
 
 class Gemma2Norm(RMSNorm):
-    """Multiplies by 1 + w for weights w of the checkpoint. The sums are float32: normalized rows are rounded once, behind
-    the product, as in training."""
+    """Multiplies by 1 + w for weights w of the checkpoint. The sums are float32: normalized rows are rounded once,
+    after the product, as in training."""
 
     def __init__(self, config: Gemma2Config) -> None:
         super().__init__(config.hidden_size, config.rms_norm_eps)

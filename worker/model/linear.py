@@ -53,7 +53,7 @@ class LinearShape:
         return sum(self.parts)
 
     def stacked(self, *sizes: int) -> tuple[int, ...]:
-        """Returns `sizes`, behind the number of experts if there are any."""
+        """Returns `sizes`, after the number of experts if there are any."""
         return sizes if self.experts is None else (self.experts, *sizes)
 
 

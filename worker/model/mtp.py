@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP): NextN layers behind the model's last one that draft tokens further ahead.
+"""Multi-token prediction (MTP): NextN layers after the model's last one that draft tokens further ahead.
 
 DeepSeek-V3 (arXiv:2412.19437), section 2.2. Layer d reads the hidden state of the token at position p from the
 layer before it (for d = 0: from the model), and the token at p + 1 + d, and drafts the token at p + 2 + d. Embedding
@@ -28,7 +28,7 @@ from mla_router.worker.model.mla import latent_attention
 
 class MultiTokenPrediction(nn.Module):
     """All NextN layers of a checkpoint. `rotations` is the model's own table. `first`: the number of the first layer in
-    the names of its tensors, by default that behind the model's last layer."""
+    the names of its tensors, by default that after the model's last layer."""
 
     def __init__(
         self, config: DeepseekConfig, rotations: Tensor, *, first: int | None = None
@@ -76,7 +76,7 @@ class MultiTokenPrediction(nn.Module):
 
 
 class NextNLayer(DecoderLayer):
-    """A layer like the model's, behind a projection that joins its two inputs."""
+    """A layer like the model's, after a projection that joins its two inputs."""
 
     def __init__(self, config: DeepseekConfig, index: int) -> None:
         super().__init__(config, latent_attention(config, index), feed_forward(config, index))

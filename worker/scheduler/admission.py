@@ -58,8 +58,8 @@ class Admission:
         self.waiting = waiting
         self.estimate = estimate
         self.step_time = step_time
-        self.step_tokens = step_tokens  # most tokens of one step with prompts
-        self.chunk_size = chunk_size  # most prompt tokens of one request in one step
+        self.step_tokens = step_tokens  # maximum number of tokens of one step with prompts
+        self.chunk_size = chunk_size  # maximum number of prompt tokens of one request in one step
         self.by_size = by_size
         self.prefilling: list[Request] = []  # until their whole context is computed
         self._blocked: Blocked | None = None

@@ -19,8 +19,8 @@ from mla_router.worker.messages import (
 
 logger = logging.getLogger(__name__)
 
-# Most messages and bytes of one `receive`: the running requests wait for it. A flood of arrivals, or of long prompts, is
-# taken over several steps.
+# Maximum numbers of messages and bytes of one `receive`: the running requests wait for it. A flood of arrivals, or of
+# long prompts, is taken over several steps.
 MAX_MESSAGES = 64
 MAX_BYTES = 256 << 10
 

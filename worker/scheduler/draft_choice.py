@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Steps without drafts that are measured before the first ones with drafts, and again after so many of these: requests grow
+# Steps without drafts that are measured before the first ones with drafts, and again after this many of these: requests
+# grow
 LEARNT, RELEARNT_AFTER = 8, 1024
 # In steps without drafts: the stake of a trial of one request, about four steps with drafts that are all wrong, and of many: the tokens
 # of a step are a mean over its requests, which chance moves less; and the most that drafts may have won, since they would go on
@@ -50,7 +51,7 @@ class DraftChoice:
         self._ranges: dict[int, _Range] = {}
 
     def wants(self, requests: int) -> bool:
-        """Returns whether the next step, of so many decoding requests, is to have drafts."""
+        """Returns whether the next step, of this many decoding requests, is to have drafts."""
         found = self._of(requests)
         if found.has_drafts and found.drafted >= RELEARNT_AFTER:
             found.left, found.drafted = LEARNT, 0
@@ -60,7 +61,7 @@ class DraftChoice:
         return found.has_drafts
 
     def expects(self, requests: int) -> bool:
-        """Returns whether the next step of so many requests will have drafts, if the step in front of it makes some."""
+        """Returns whether the next step of this many requests will have drafts, if the step before it makes some."""
         found = self._of(requests)
         return found.has_drafts and not found.left
 
@@ -89,7 +90,7 @@ class DraftChoice:
 
 
 def stake_of(requests: int) -> float:
-    """Returns the stake of a trial with so many requests, in steps without drafts."""
+    """Returns the stake of a trial with this many requests, in steps without drafts."""
     return max(LEAST_STAKE, STAKE / math.sqrt(requests))
 
 

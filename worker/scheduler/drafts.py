@@ -43,8 +43,8 @@ class DraftPolicy:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`num_drafts`: of a slot. `max_requests`: most requests of a step with drafts. `choice`: among smaller steps; by
-        default all have drafts. `is_shared`: DP ranks choose together (`agree`)."""
+        """`num_drafts`: of a slot. `max_requests`: maximum number of requests of a step with drafts. `choice`: among
+        smaller steps; by default all have drafts. `is_shared`: DP ranks choose together (`agree`)."""
         self._num_drafts = num_drafts
         self._max_requests = max_requests
         self._choice = choice
@@ -65,7 +65,7 @@ class DraftPolicy:
         is_small = len(decodes) + len(prefills) <= self._max_requests
         made = wanted and is_small
         self._has_made = made
-        # The drafter always runs over prompts: it could not draft behind a prompt that it has not seen
+        # The drafter always runs over prompts: it could not draft after a prompt that it has not seen
         followed = made or (bool(prefills) and is_small)
         return StepDrafts(self._num_drafts if verifies else 0, made, followed)
 
@@ -103,7 +103,7 @@ class DraftPolicy:
 
     def _outcome(self, step: Step, result: StepResult) -> DecodeOutcome:
         plan, requests = step.plan, len(step.plan.decode_slots)
-        # The drafter runs behind a step, within the time of the next one
+        # The drafter runs after a step, within the time of the next one
         last, self._last = self._last, plan
         if not (step.is_typical and requests) or result.seconds is None or plan.chunks:
             return NOTHING

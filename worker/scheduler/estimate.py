@@ -16,7 +16,7 @@ from mla_router.worker.scheduler.request import Request, State
 _START = 0.7
 _MIN_SHARE = 0.14  # of the start
 _STEPS_TO_MIN = 600
-# Most remaining tokens that are counted. Beyond this number a request is as likely to end as to go on.
+# Maximum number of remaining tokens that are counted. Beyond this number a request is as likely to end as to go on.
 _HORIZON = 4096
 # Steps for which the other requests can run after a retraction, if none of them ends.
 _HEADROOM = 20

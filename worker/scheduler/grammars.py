@@ -29,7 +29,7 @@ class StepMasks:
     """The token bitmasks of a step, and further results of its grammars."""
 
     masks: TokenMasks | None = None
-    # Most tokens that the step gives to each request with bitmasks
+    # Maximum number of tokens that the step gives to each request with bitmasks
     most: list[tuple[Request, int]] = field(default_factory=list)
     # Requests that cannot continue
     stuck: list[tuple[Request, Problem]] = field(default_factory=list)

@@ -51,7 +51,7 @@ class ImageRequests:
         self._held = 0  # tokens of all entries
         self._dropped: list[int] = []  # keys whose embeddings the engine still has
         self._in_flight: tuple[PendingImages, list[Entry]] | None = None
-        # Predicted seconds of the layers that the last `advance` launched in front of the next step
+        # Predicted seconds of the layers that the last `advance` launched before the next step
         self.launched_s = 0.0
 
     def __len__(self) -> int:

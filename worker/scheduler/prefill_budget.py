@@ -40,8 +40,8 @@ class PrefillBudget:
         chunk_size: int,
         by_size: bool,
     ) -> None:
-        """`prefilling`: requests in prefill. `chunk_size`: most tokens of one request. Without `by_size` the whole
-        budget goes by claim."""
+        """`prefilling`: requests in prefill. `chunk_size`: maximum number of tokens of one request. Without `by_size`
+        the whole budget goes by claim."""
         self._left = step_budget
         self._chunk_size = chunk_size
         self._tokens: dict[Request, int] = {}

@@ -71,7 +71,7 @@ class Request:
     grammar: Grammar | None = None
     server: int = 0  # number of the server process that sent it
     images: Sequence[PlacedImage] = ()
-    tokens_per_row: int = 1  # most tokens of one decode step
+    tokens_per_row: int = 1  # maximum number of tokens of one decode step
     prediction: Sequence[int] = ()
 
     # The state of the request; no arguments
@@ -83,7 +83,7 @@ class Request:
     accepted: int = 0  # drafts
 
     launched_prompt: int = 0  # context tokens that are cached or in launched steps
-    launched_outputs: int = 0  # most output tokens after the launched steps
+    launched_outputs: int = 0  # upper bound of the output tokens after the launched steps
     least_outputs: int = 0  # the same, if they accept no draft
     computed_length: int = 0  # tokens whose KV cache is computed
 
@@ -176,13 +176,13 @@ class Request:
 
     @property
     def max_length(self) -> int:
-        """Most tokens in its KV cache: the last sampled token is never written."""
+        """Maximum number of tokens in its KV cache: the last sampled token is never written."""
         return len(self.prompt) + self.max_tokens - 1
 
     @property
     def max_cached(self) -> int:
-        """Most leading context tokens that may come from the prefix cache. The others must be computed: they predict
-        the first output token and the prompt tokens with logprobs."""
+        """Maximum number of leading context tokens that may come from the prefix cache. The others must be computed:
+        they predict the first output token and the prompt tokens with logprobs."""
         first_row = (
             self.logprobs_until - 1
             if self.logprobs_until < len(self.prompt)
@@ -201,8 +201,8 @@ class Request:
         return self.tokens_per_row > 1
 
     def draft_bound(self, bound: int) -> int:
-        """Returns the most tokens for which it needs pages in a step behind which it has at most `bound` tokens in the KV
-        cache. The drafts of that step but for the last are written to the drafter's."""
+        """Returns the maximum number of tokens for which it needs pages in a step behind which it has at most `bound`
+        tokens in the KV cache. The drafts of that step but for the last are written to the drafter's."""
         return min(bound + self.tokens_per_row - 2, self.max_length) if self.takes_drafts else bound
 
     def decode_bound(self, most: int) -> int:
@@ -280,7 +280,7 @@ class Request:
         return self.prefix_pages
 
     def tokens_in(self, plan: StepPlan) -> int:
-        """Returns the most tokens of its decode slot in a step."""
+        """Returns the maximum number of tokens of its decode slot in a step."""
         return min(self.tokens_per_row, plan.tokens_per_decode)
 
     def take_decode(self, most: int) -> int:

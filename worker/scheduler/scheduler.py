@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 PREPARE_POLL_S = 0.002
-# After so many failed steps in a row the fault is not in one batch.
+# After this many failed steps in a row the fault is not in one batch.
 MAX_FAILURES = 3
 
 

@@ -17,11 +17,11 @@ class Step:
     prefills: list[Request]  # aligned with plan.chunks
     sampled: list[Request]  # aligned with plan.sampled_slots
     predicted_s: float = 0.0  # predicted time on the device
-    tower_s: float = field(default=0.0, init=False)  # predicted time of images in front of the step
+    tower_s: float = field(default=0.0, init=False)  # predicted time of images before the step
     is_typical: bool = True  # False: its time is rather that of another DP rank's step
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
-    # By request with a bitmask: most tokens that the step gives, if it is sampled
+    # By request with a bitmask: maximum number of tokens that the step gives, if it is sampled
     most: dict[Request, int] = field(default_factory=dict, init=False)
     # By request: the tokens that its grammar forces after the token that this step samples.
     forced_tokens: dict[Request, list[int]] = field(default_factory=dict, init=False)
@@ -32,7 +32,7 @@ class Step:
         return self.sampled[: len(self.plan.decode_slots)]
 
     def most_tokens(self, request: Request) -> int:
-        """Returns the most tokens that the step gives to one of `decodes`."""
+        """Returns the maximum number of tokens that the step gives to one of `decodes`."""
         return self.most.get(request) or request.tokens_in(self.plan)
 
     @property

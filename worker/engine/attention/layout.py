@@ -46,7 +46,7 @@ class StepLayout:
     # Decode rows of a slot, next to each other, each one token longer than the one before: tokens to verify. Kernels
     # may read the cache once for all of them. Idle rows may have any length; their results are not used.
     queries_per_slot: int = 1
-    # Speculative decoding with trees: these rows are nodes. They have equal lengths, of the tokens in front of the
+    # Speculative decoding with trees: these rows are nodes. They have equal lengths, of the tokens before the
     # root, and attend to some of the keys of nodes as well
     tree: TreeTail | None = None
 
@@ -86,7 +86,7 @@ class AttentionBackend(Protocol):
 
     @property
     def max_keys(self) -> int:
-        """Most keys that exist at a time in prefill. A step with more keys runs in several passes."""
+        """Maximum number of keys that exist at a time in prefill. A step with more keys runs in several passes."""
         ...
 
     def prepare_decode(

@@ -165,7 +165,8 @@ class TritonBackend(AttentionBackend):
 def _decode_tiles(
     spec: AttentionSpec, device: torch.device, requests: int, queries: int, *, fp8: bool
 ) -> tuple[Tiling, int]:
-    """Returns the tiling and the number of parts of decode attention, for so many requests with `queries` queries each."""
+    """Returns the tiling and the number of parts of decode attention, for this many requests with `queries` queries
+    each."""
     heads, on = spec.num_heads, limits(device)
     if isinstance(spec, LatentAttentionSpec):
         widths = spec.kv_lora_rank, spec.qk_rope_head_dim

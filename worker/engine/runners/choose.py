@@ -14,14 +14,14 @@ from typing import NamedTuple
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.runners.sizes import GraphSizes
 
-# Most prompt tokens of a step that runs as decode rows. A graph saves less in longer steps, and each token is a row with
-# separate attention.
+# Maximum number of prompt tokens of a step that runs as decode rows. A graph saves less in longer steps, and each token
+# is a row with separate attention.
 MAX_INPUT_TOKENS = 64
-# Most additional KV cache rows that such a step reads: each token of a chunk reads the whole request, which the attention
-# of the chunk would read once. In each layer of V2-Lite this is 75 MB of latents.
+# Maximum number of additional KV cache rows that such a step reads: each token of a chunk reads the whole request,
+# which the attention of the chunk would read once. In each layer of V2-Lite this is 75 MB of latents.
 MAX_EXTRA_READS = 1 << 16
-# Most padding of all DP ranks in a piecewise graph. Each layer of experts exchanges it as if it were rows: 2048 of V3 are
-# 29 MB in each direction. Steps with more are long on some rank, which hides the launches of separate kernels.
+# Maximum padding of all DP ranks in a piecewise graph. Each layer of experts exchanges it as if it were rows: 2048 of
+# V3 are 29 MB in each direction. Steps with more are long on some rank, which hides the launches of separate kernels.
 MAX_PADDING = 2048
 
 
@@ -66,7 +66,7 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
 def fits_decode_graph(plan: StepPlan) -> bool:
     """Returns whether all rows, if any, can be decode rows at little cost. Steps with logprobs of prompt tokens do not
     fit: their logits are computed a slice at a time, outside of a graph."""
-    if plan.tree_nodes:  # the rows of such a graph attend to all tokens in front of them
+    if plan.tree_nodes:  # the rows of such a graph attend to all tokens before them
         return False
     if plan.has_images:  # the graph takes the embeddings of its tokens
         return False

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 # The mode of SGLang's flag: torch tunes the tiles, and the CUDA graphs are ours.
 MODE = "max-autotune-no-cudagraphs"
-# Most compiled versions of one function, of all shapes and batch sizes. Beyond it torch runs the function uncompiled; its
-# default is 8.
+# Maximum number of compiled versions of one function, of all shapes and batch sizes. Beyond it torch runs the function
+# uncompiled; its default is 8.
 MAX_VERSIONS = 4096
 
 

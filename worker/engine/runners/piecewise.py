@@ -2,7 +2,7 @@
 
 All launches of a layer depend only on the number of rows, except for its attention, which depends on the lengths and the
 chunks as well. So the forward pass is captured for some numbers of rows, and each capture is cut where a layer calls its
-attention (`ForwardBatch.attend`). Attention does not run for padding. If the model takes images, another cut is behind
+attention (`ForwardBatch.attend`). Attention does not run for padding. If the model takes images, another cut is after
 the look-up of embeddings, where those of images replace some (`ForwardBatch.embed`).
 
 Without graphs a GPU waits for its host: about five hundred launches take longer than the work for a prompt of a thousand
@@ -43,7 +43,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The look-up of embeddings, in front of the other graphs."""
+    """The look-up of embeddings, before the other graphs."""
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor  # [size, hidden_size], output of the graph
@@ -68,7 +68,7 @@ class PiecewiseGraph:
         embedded: Sequence[tuple[int, Tensor]],
         exchange: Exchange | None,
     ) -> LayerOutput:
-        """Returns the output of the first `rows` rows of `looked_up`. `exchange`: of these rows behind the graphs. The
+        """Returns the output of the first `rows` rows of `looked_up`. `exchange`: of these rows after the graphs. The
         next replay of any piecewise graph overwrites the output."""
         inputs = self.looked_up
         batch = ForwardBatch(

@@ -1,7 +1,7 @@
 """CUDA graphs of the vision tower for few tiles: one of each layer, so that a batch is still launched in pieces.
 
 A layer of few tiles takes the host longer to launch, kernel by kernel, than the GPU to compute. The embeddings of the
-pixels, in front of the layers, are launched kernel by kernel: they depend on an image's colour values.
+pixels, before the layers, are launched kernel by kernel: they depend on an image's colour values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from mla_router.worker.engine.runners.capture import capture_sizes
 from mla_router.worker.model.vision import VisionEncoder
 
-# Most tiles of a graph. On an H100 LLaVA-OneVision-7B's tower takes 11.9, 14.3, 14.5 and 18.8 ms for 1, 2, 4 and 8 tiles
-# kernel by kernel, and 3.8, 6.0, 9.3 and 17.6 in graphs
+# Maximum number of tiles of a graph. On an H100 LLaVA-OneVision-7B's tower takes 11.9, 14.3, 14.5 and 18.8 ms for 1, 2,
+# 4 and 8 tiles kernel by kernel, and 3.8, 6.0, 9.3 and 17.6 in graphs
 MAX_TILES = 4
 
 
@@ -70,8 +70,8 @@ class TowerGraphs:
         return TowerGraph(hidden, graphs, features)
 
     def layers(self, hidden: Tensor) -> Generator[None, None, Tensor]:
-        """Launches `VisionEncoder.layers`, in graphs if there are some for so many tiles. One batch runs at a time: the
-        graphs of all sizes share their memory."""
+        """Launches `VisionEncoder.layers`, in graphs if there are some for this many tiles. One batch runs at a time:
+        the graphs of all sizes share their memory."""
         graph = self._graphs.get(len(hidden))
         if graph is None:
             return (yield from self._encoder.layers(hidden))

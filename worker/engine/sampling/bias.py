@@ -11,7 +11,7 @@ from torch import Tensor
 from mla_router.worker.core import Admitted
 from mla_router.worker.engine.upload import Upload
 
-FOR_EVER = 1 << 62  # a position behind all
+FOR_EVER = 1 << 62  # a position after all others
 
 
 class LogitBias:

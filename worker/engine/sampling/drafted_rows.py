@@ -21,7 +21,7 @@ class SlotTokens:
 
     lengths: Tensor  # [slots] int32, of the tokens so far
     last_token: Tensor  # [slots] int64
-    drafts: Tensor  # [slots, K] int64, behind the last token: a chain, or the nodes of `trees` without their roots
+    drafts: Tensor  # [slots, K] int64, after the last token: a chain, or the nodes of `trees` without their roots
     trees: Trees | None = None
 
 
@@ -31,7 +31,7 @@ class DraftedRows:
 
     slots: Tensor  # [R] int64
     numbers: Tensor  # [R] int32, of the rows of a slot
-    offsets: Tensor  # [R] int32, positions behind the slot's last token
+    offsets: Tensor  # [R] int32, positions after the slot's last token
     positions: Tensor  # [R] int32, of the tokens that are drawn
     bounds: Tensor  # [D] int64, as of `StepPlan.decode_bounds`
     drafts: Tensor  # [all slots, K] int64

@@ -28,8 +28,8 @@ class SlotFeatures:
     """The features that each slot's request uses, on the host."""
 
     def __init__(self, num_slots: int, num_drafts: int = 0) -> None:
-        # Most tokens by which a bound of a plan is larger than the position of the next token: the step in front of the
-        # plan may give as few as one token, and so may the plan's own
+        # Maximum number of tokens by which a bound of a plan is larger than the position of the next token: the step
+        # before the plan may give as few as one token, and so may the plan's own
         self._most_ahead = 2 * num_drafts
         self._flags = np.zeros((4, num_slots), dtype=np.bool_)  # a row for each value of `_flags`
         self._biased_until = np.zeros(num_slots, dtype=np.int64)  # first bound without a bias

@@ -25,7 +25,7 @@ class DraftsAhead:
     """The drafts of P rows, and how often each of them counts: those between a row and the last token of its slot do."""
 
     tokens: Tensor  # [P, K] int64
-    counts: Tensor  # [P, K] int32, as in the table: 0 for drafts that are not in front of the row
+    counts: Tensor  # [P, K] int32, as in the table: 0 for drafts that are not before the row
 
     @classmethod
     def of(cls, drafts: Tensor, offsets: Tensor) -> DraftsAhead:
@@ -75,7 +75,7 @@ class TokenCounts:
 
     def add(self, slots: Tensor, tokens: Tensor, ahead: DraftsAhead | None = None) -> None:
         """Counts the tokens that each slot has gained: `slots` and `tokens` [P] int64, without a slot twice. `ahead`: the
-        drafts that were accepted in front of the tokens."""
+        drafts that were accepted before the tokens."""
         flat, first = self._existing.view(-1), slots * self._shape[1]
         indices = first + tokens
         flat.scatter_add_(0, indices, torch.full_like(indices, _ONE_OUTPUT, dtype=torch.int32))

@@ -48,7 +48,7 @@ class SampledRows:
         return room[: len(self._plan.decode_slots)]
 
     def count(self, index: int) -> int:
-        """Returns the most tokens of an index into `StepPlan.sampled_slots`."""
+        """Returns the maximum number of tokens of an index into `StepPlan.sampled_slots`."""
         return self._plan.tokens_per_decode if index < len(self._plan.decode_slots) else 1
 
     def on_paths(self, indices: np.ndarray) -> list[np.ndarray]:

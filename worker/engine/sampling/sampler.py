@@ -30,7 +30,7 @@ from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
-# Most rows that are changed at a time, which limits temporary memory.
+# Maximum number of rows that are changed at a time, which limits temporary memory.
 _SLICE_ROWS = 256
 
 

@@ -1,12 +1,12 @@
-"""Drafts by one layer behind the model: its own for multi-token prediction (NextN), or an EAGLE head.
+"""Drafts by one layer after the model: its own for multi-token prediction (NextN), or an EAGLE head.
 
 The layer is applied repeatedly, so the drafts of a slot are a chain. It runs over all rows of a step, each with the
 token that follows it, and then over one row a slot for each further draft, where its own results take the place of the
 model's. It keeps keys and values on the pages of the model's layers. A draft is drawn with the noise of the token that
 it stands for, so both agree more often than two independent draws (arXiv:2408.07978).
 
-Rows behind the accepted ones are wrong, and are overwritten before a later row attends to them. Some rows that stay are
-of a token that did not follow: the last row of a chunk in front of the next one, and the last row of a cached prefix
+Rows after the accepted ones are wrong, and are overwritten before a later row attends to them. Some rows that stay are
+of a token that did not follow: the last row of a chunk before the next one, and the last row of a cached prefix
 whose next token differs. They cost some acceptance, and change no text.
 """
 
@@ -69,7 +69,7 @@ class Chain:
 
     def draft(self, step: DraftStep) -> None:
         hidden_states, group = self._extend(step), step.plan.group
-        # Other DP ranks need this one for the experts of the rows behind the first draft
+        # Other DP ranks need this one for the experts of the rows after the first draft
         is_needed = group is not None and group.draft_slots and self._num_drafts > 1
         if step.plan.draft_slots or is_needed:
             self._draft_slots(step, hidden_states)
@@ -87,7 +87,7 @@ class Chain:
         state, model = self._forward.slots, self._forward.model
         slots, bounds = slots_and_bounds.unbind()
         draws = self._draws(slots, state.lengths[slots])
-        # The row that makes a draft has the position of the token in front of it: one less than as a draft
+        # The row that makes a draft has the position of the token before it: one less than as a draft
         lengths = state.lengths - 1
         kinds = torch.full_like(slots, int(RowKind.DRAFT), dtype=torch.int8)
         for rank in range(self._num_drafts):

@@ -45,11 +45,11 @@ class DraftStep:
 
 
 class Drafter(Protocol):
-    """Drafts the tokens behind the sampled ones of a step."""
+    """Drafts the tokens after the sampled ones of a step."""
 
     @property
     def follows_all_steps(self) -> bool:
-        """Whether `draft` runs behind all steps, also of plans that make no drafts."""
+        """Whether `draft` runs after all steps, also of plans that make no drafts."""
         ...
 
     def admit(self, requests: Sequence[Admitted]) -> None:
@@ -61,11 +61,11 @@ class Drafter(Protocol):
         ...
 
     def launch(self, rows: LookedUp, hidden_states: Tensor, queries: int) -> None:
-        """Launches the kernels that draft behind `ForwardPass.decode` of `rows`, for as many slots."""
+        """Launches the kernels that draft after `ForwardPass.decode` of `rows`, for as many slots."""
         ...
 
     def draft(self, step: DraftStep) -> None:
-        """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan `makes_drafts`. Runs behind the
+        """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan `makes_drafts`. Runs after the
         sampling of each such step, and of each step that verifies trees, whose accepted nodes it moves to their slots'
         pages. If it `follows_all_steps`, of all steps. Does not wait for the device."""
         ...

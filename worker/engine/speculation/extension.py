@@ -1,4 +1,4 @@
-"""The pass of a draft layer over the rows of a step, behind its sampling.
+"""The pass of a draft layer over the rows of a step, after its sampling.
 
 Each row has its hidden state of the model, and the token that follows it. So the layer's keys and values are those of all
 tokens so far, and its results those from which drafts are made.
@@ -25,7 +25,7 @@ from mla_router.worker.model.exchange import Exchange
 
 
 class DraftLayer(Protocol):
-    """One layer behind the model, such as the first one of `MultiTokenPrediction`."""
+    """One layer after the model, such as the first one of `MultiTokenPrediction`."""
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         """Returns the rows of the layer in a KV cache of `dtype`. Only the first spec is used."""
@@ -82,7 +82,7 @@ class Extension:
         return self.run(batch, step.hidden_states, following)
 
     def run(self, batch: ForwardBatch, hidden_states: Tensor, following: Tensor) -> Tensor:
-        """Runs the layer over rows [T] of hidden states, and of the tokens behind them."""
+        """Runs the layer over rows [T] of hidden states, and of the tokens after them."""
         embedded = self._forward.model.embed(following)
         extended: Tensor = self._layer(batch, hidden_states, embedded, self._caches)
         return extended
@@ -115,7 +115,7 @@ class Extension:
 
 
 def _write_following(step: DraftStep, tokens: Tensor, following: Tensor) -> None:
-    """Writes the token behind each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are
+    """Writes the token after each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are
     followed by the next row's."""
     if step.rows is None:
         following[: len(step.tokens)].copy_(step.tokens)

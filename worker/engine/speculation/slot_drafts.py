@@ -1,4 +1,4 @@
-"""Launches the drafts behind the last tokens of a step's slots, by a CUDA graph if one was captured."""
+"""Launches the drafts after the last tokens of a step's slots, by a CUDA graph if one was captured."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WriteDrafts(Protocol):
         self, slots_and_bounds: Tensor, hidden_states: Tensor, longest: int | None
     ) -> None:
         """Writes the drafts of S slots. `slots_and_bounds` [2, S] int64: the slots, and `StepPlan.draft_bounds`.
-        `hidden_states` [S, hidden_size]: of the row with the last token of each slot. `longest`: most tokens of a row, by
-        default as many as a row may have."""
+        `hidden_states` [S, hidden_size]: of the row with the last token of each slot. `longest`: maximum length of a
+        row, by default as many as a row may have."""
         ...
 
 
@@ -46,7 +46,7 @@ class SlotDrafts:
     def __init__(
         self, name: str, write: WriteDrafts, ahead: int, forward_pass: ForwardPass
     ) -> None:
-        """`name`: of the graphs. `ahead`: most tokens of a draft's row beyond the bounds of the plan."""
+        """`name`: of the graphs. `ahead`: maximum number of tokens of a draft's row beyond the bounds of the plan."""
         self._name = name
         self._write = write
         self._ahead = ahead

@@ -18,7 +18,7 @@ class TreeState:
         assert capacity.tree is not None, f"{capacity}"
         self.shape = capacity.tree
         slots, nodes = capacity.num_slots + 1, self.shape.nodes
-        # Cache rows of nodes, behind the pages of requests (`KVCachePool`)
+        # Cache rows of nodes, after the pages of requests (`KVCachePool`)
         self.first_row = (capacity.num_pages + 1) * capacity.page_size
 
         def zeros() -> Tensor:
@@ -61,8 +61,8 @@ class TreeState:
         return TreeTail(self._visible[:rows], nodes, nodes, self.first_row)
 
     def chains(self, slots: Tensor, drafts: Tensor) -> Tensor:
-        """Returns the tokens of the chain of best nodes behind the root of each of `slots` [S] int64, [S, depth] int64,
-        with UNUSED behind the last one. `drafts` [S, N - 1] int64: of all nodes. Such a chain has the first numbers."""
+        """Returns the tokens of the chain of best nodes after the root of each of `slots` [S] int64, [S, depth] int64,
+        with UNUSED after the last one. `drafts` [S, N - 1] int64: of all nodes. Such a chain has the first numbers."""
         most = min(self.shape.depth, self.shape.nodes - 1)
         before = torch.arange(most, device=slots.device)
         follows = self.trees.parents[slots, 1 : most + 1] == before

@@ -32,7 +32,7 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 from mla_router.worker.kernels.weight import Weight
 
 # With more tokens the library is faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few heads it is
-# faster at 128 tokens as well, but it starts later, and the rotation in front of it is one more kernel.
+# faster at 128 tokens as well, but it starts later, and the rotation before it is one more kernel.
 MAX_TOKENS, MAX_TOKENS_OF_FEW_HEADS = 32, 128
 FEW_HEADS = 32
 MAX_BLOCK_ROWS = 64
@@ -58,8 +58,8 @@ def expand_values(latent: Tensor, w_uv: Weight, out: Tensor, fp8: StaticFP8 | No
 
 
 def is_served(tokens: int, weight: Weight, *, transposed: bool) -> bool:
-    """Whether the kernels are the fastest on a GPU for so many tokens and a stack of matrices. They serve any number of
-    tokens with quantized matrices."""
+    """Whether the kernels are the fastest on a GPU for this many tokens and a stack of matrices. They serve any number
+    of tokens with quantized matrices."""
     if not weight.is_plain:
         return tokens > 0 and has_kernel(weight, transposed=transposed)
     heads, rows, columns = weight.values.shape
@@ -68,7 +68,7 @@ def is_served(tokens: int, weight: Weight, *, transposed: bool) -> bool:
 
 
 def is_small(tokens: int, heads: int, inputs: int, outputs: int) -> bool:
-    """Whether the kernels serve so many tokens and heads, and plain matrices of so many inputs and outputs."""
+    """Whether the kernels serve this many tokens and heads, and plain matrices of this many inputs and outputs."""
     most = MAX_TOKENS_OF_FEW_HEADS if heads <= FEW_HEADS else MAX_TOKENS
     return 0 < tokens <= most and _is_cut(inputs) and outputs % 128 == 0
 

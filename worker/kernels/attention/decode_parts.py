@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def part_of(part, part_size, first_requests, block_starts, num_requests):
-    """Returns the request in which a part begins, the part's first block, and the block behind its last one."""
+    """Returns the request in which a part begins, the part's first block, and the block after its last one."""
     size = tl.load(part_size)
     request = tl.load(first_requests + part)
     total = tl.load(block_starts + num_requests)
@@ -46,7 +46,7 @@ def piece_at(
 ):
     """Returns the piece of `request` that begins with the block `position` of a part, which ends before `end`: length
     and pages of the request, the piece's blocks [first, last) counted from the request's first block, and whether they
-    are all blocks of the request. `skipped`, if not None, is the number of pages of each request in front of the
+    are all blocks of the request. `skipped`, if not None, is the number of pages of each request before the
     counted ones. With a WINDOW, blocks that end before it are left out."""
     request_start = tl.load(block_starts + request)
     length = tl.load(lengths + request)

@@ -187,7 +187,7 @@ def _blocks(
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Returns the blocks of REQUESTS requests from `start` on; 0 behind the last request."""
+    """Returns the blocks of REQUESTS requests from `start` on; 0 after the last request."""
     request = start + tl.arange(0, REQUESTS)
     length = tl.load(lengths + request, mask=request < num_requests, other=0)
     blocks = tl.cdiv(length, BLOCK_TOKENS)

@@ -27,8 +27,8 @@ class Tiling:
         return self.hopper and (self.block_rows, self.block_tokens) == (WIDE_ROWS, WIDE_TOKENS)
 
     def shared_bytes(self, query_width: int, row_width: int, *, fp8: bool = False) -> int:
-        """Returns an upper bound of a program's shared memory, for queries and cached rows of so many numbers: blocks of
-        all stages but one, queries, and weights. Triton's products of 64 rows take FP8 blocks from shared memory as
+        """Returns an upper bound of a program's shared memory, for queries and cached rows of this many numbers: blocks
+        of all stages but one, queries, and weights. Triton's products of 64 rows take FP8 blocks from shared memory as
         float16."""
         block = self.block_tokens * row_width
         blocks = (self.num_stages - 1) * block * (1 if fp8 and not self.wide else 2)
@@ -55,8 +55,8 @@ def tiling(
     fp8: bool = False,
     on: Limits,
 ) -> Tiling:
-    """Returns the tiling of MLA decode, for `queries` new tokens of each of so many requests. `widths` are the numbers of
-    the latent and the rotary part of a cached row, in FP8 or in 16 bits. Raises UnsupportedDevice.
+    """Returns the tiling of MLA decode, for `queries` new tokens of each of this many requests. `widths` are the
+    numbers of the latent and the rotary part of a cached row, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
     On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
     (docs/design/kernels.md).
@@ -177,8 +177,8 @@ MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES, MERGE_SINGLE = 16, 64, 512, 1024
 
 
 def merge_tiling(rows: int, width: int) -> MergeTiling:
-    """Returns the tiling of the merge, for so many query rows of all requests with `width` numbers each: the fastest on
-    an H200 in whole steps of 1, 8, 16, 32 and 128 requests."""
+    """Returns the tiling of the merge, for this many query rows of all requests with `width` numbers each: the fastest
+    on an H200 in whole steps of 1, 8, 16, 32 and 128 requests."""
     columns = 1 << (width - 1).bit_length()
     if rows < MERGE_ROWS:
         return MergeTiling(min(columns, 32 if rows <= MERGE_FEW else 64), 64)

@@ -139,7 +139,7 @@ def gqa_decode_triton(
     softcap: float | None = None,
     tail: TreeTail | None = None,
 ) -> None:
-    """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens in front of
+    """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens before
     its root (`gqa_tree_decode.py`)."""
     queries = 1 if tail is None else tail.queries
     kv_heads = _num_kv_heads(q[::queries], cache, slots, lengths, out[::queries])

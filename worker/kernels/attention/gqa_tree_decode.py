@@ -1,7 +1,7 @@
 """Decode of grouped-query attention for the nodes of trees of drafts: `gqa_decode`, where a row attends to the tokens in
 front of the root of its slot, and to its ancestors. On a GPU it is `gqa_decode_triton` with a `tail`.
 
-The nodes of a slot have the same tokens in front of them. On a GPU the cache is therefore read once for all of them, as
+The nodes of a slot have the same tokens before them. On a GPU the cache is therefore read once for all of them, as
 for further query heads. The attention among the nodes is one more kernel, whose results are merged with the others.
 """
 

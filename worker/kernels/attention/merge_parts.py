@@ -93,7 +93,7 @@ def merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """Merges the partial results of BLOCK_ROWS rows, one after the other. Behind the last row of a request a program
+    """Merges the partial results of BLOCK_ROWS rows, one after the other. After the last row of a request a program
     repeats it. Rows with a single part were written by the attention kernel."""
     if not SETTLED:
         wait_for_previous()

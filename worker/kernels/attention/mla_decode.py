@@ -149,7 +149,7 @@ def mla_decode_triton(
     tail: TreeTail | None = None,
 ) -> Tensor:
     """C and R are powers of 2, at least 16, or 32 with an FP8 cache. `tail`: of a tree of each request, with
-    `tail.queries` queries; then `lengths` are of rows in front of its root (`mla_tree_decode.py`). `settled`:
+    `tail.queries` queries; then `lengths` are of rows before its root (`mla_tree_decode.py`). `settled`:
     `tail.visible` need not be."""
     if tail is not None:
         queries = tail.queries

@@ -1,4 +1,4 @@
-"""Prefill of multi-head latent attention: chunks, each behind a cached prefix of its request.
+"""Prefill of multi-head latent attention: chunks, each after a cached prefix of its request.
 
 It is not absorbed: many query tokens share the computation of per-head keys and values from latents, and multi-head
 attention over these needs about a quarter of the arithmetic (DeepSeek-V2, arXiv:2405.04434, section 2.1).

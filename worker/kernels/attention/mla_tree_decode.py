@@ -1,7 +1,7 @@
 """Decode of absorbed multi-head latent attention for the nodes of trees of drafts: `mla_decode`, where a row attends to
-the tokens in front of the root of its slot, and to its ancestors. On a GPU it is `mla_decode_triton` with a `tail`.
+the tokens before the root of its slot, and to its ancestors. On a GPU it is `mla_decode_triton` with a `tail`.
 
-The nodes of a slot have the same tokens in front of them. On a GPU these are read once for all nodes, as a common
+The nodes of a slot have the same tokens before them. On a GPU these are read once for all nodes, as a common
 prefix of requests is (`shared_prefixes.py`). The attention among the nodes is one more kernel, whose results are merged
 with the others.
 """

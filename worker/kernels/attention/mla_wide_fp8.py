@@ -98,7 +98,7 @@ def convert_pieces(
 
 @gluon.constexpr_function
 def place_of(piece: int, pieces: int) -> tuple[int, int]:
-    """Returns the half of a tile that a piece belongs to, and its column there; the rotary part is behind the half that
+    """Returns the half of a tile that a piece belongs to, and its column there; the rotary part is after the half that
     is released last. Halves come in the order in which they are released."""
     few = (pieces - 2) // 4
     if piece < 2 * few:

@@ -177,7 +177,7 @@ def tile_sums(
 @gluon.jit
 def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
     """Adds a pair of tiles to the first half of the columns. Returns acc, maximum and total. `scores` [ROWS, TOKENS] are
-    those of the first tile, `seen` the arguments of `_softmax` behind the maximum. `at`: `_unknown_zero`."""
+    those of the first tile, `seen` the arguments of `_softmax` after the maximum. `at`: `_unknown_zero`."""
     latents, _, full, empty = rows
     weights, maxima, _, given, _ = exchange
     first_token, visible, least, scale_log2 = seen
@@ -224,7 +224,7 @@ def _add_second(acc, maximum, total, scores, seen, rows, exchange, step, at):
     acc = warpgroup_mma(operand, latents.index(3 + at), acc, is_async=True)
     mbarrier.wait(given.index(2), step & 1)
     _wait_full(full, 1, step)
-    # Begins behind the product before, without a gap
+    # Begins after the product before, without a gap
     acc = warpgroup_mma(weights.index(at), latents.index(1 + at), acc, is_async=True)
     acc, operand = warpgroup_mma_wait(1, deps=[acc, operand])
     _release(empty.index(3))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Query rows of a program. Tall blocks read keys fewer times. Short chunks leave most of a tall block empty, and few tall
-# blocks leave most of a GPU idle behind the block with the most keys.
+# blocks leave most of a GPU idle while the block with the most keys runs.
 TALL_BLOCK = 128
 SHORT_BLOCK = 64
-# Programs from which tall blocks are faster on an H200: 768 queries with 16 heads have so many.
+# Programs from which tall blocks are faster on an H200: 768 queries with 16 heads have this many.
 FEW_PROGRAMS = 96
 
 
@@ -107,7 +107,7 @@ def prefill_tables(
     window: int | None = None,
     gaps: Sequence[int] = (),
 ) -> PrefillTables:
-    """Returns the tables for chunks of (query rows n, key rows s) with so many query heads.
+    """Returns the tables for chunks of (query rows n, key rows s) with this many query heads.
 
     If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query attends to all s
     keys. Of these a query attends to the keys at its last `window` positions; then a pass that is not causal needs the

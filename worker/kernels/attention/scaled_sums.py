@@ -39,7 +39,7 @@ def scaled(acc, factor):
 
 @gluon.constexpr_function
 def _scaling(count: int) -> tuple[str, str]:
-    """Returns assembly that multiplies so many numbers of a thread, and its constraints. The numbers are in two rows,
+    """Returns assembly that multiplies this many numbers of a thread, and its constraints. The numbers are in two rows,
     which take turns after every second one."""
     one, results = "0f3F800000", range(count)
     first, second = 2 * count, 2 * count + 2

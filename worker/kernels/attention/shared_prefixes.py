@@ -29,12 +29,12 @@ WORTH_IT, WORTH_IT_ALL = 512, 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """The common rows of each group of GROUP requests, and the other rows of each of R requests. Requests behind the last
-    whole group have no common rows."""
+    """The common rows of each group of GROUP requests, and the other rows of each of R requests. Requests after the
+    last whole group have no common rows."""
 
     lengths: Tensor  # [R // GROUP] int32, common rows; 0 if they are few
     slots: Tensor  # [R // GROUP] int64, the slot of one request of each group
-    own_lengths: Tensor  # [R] int32, rows behind the common ones, at least one
+    own_lengths: Tensor  # [R] int32, rows after the common ones, at least one
     skipped: Tensor  # [R] int32, pages of the common rows
     schedule: DecodeSchedule  # of `lengths`
 

@@ -1,4 +1,4 @@
-"""The part of attention that is among the nodes of a tree of drafts, whose keys lie behind the pages of the requests."""
+"""The part of attention that is among the nodes of a tree of drafts, whose keys lie after the pages of the requests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from mla_router.worker.kernels.rms_norm import add_rms_norm
 from mla_router.worker.kernels.weight import Activations
 
 # NCCL sets up the connections of an algorithm at its first use, which a CUDA graph cannot capture. Its algorithms for
-# messages of so many numbers differ.
+# messages of this many numbers differ.
 FIRST_CALLS = 1 << 8, 1 << 17, 1 << 24
 
 

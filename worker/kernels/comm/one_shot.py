@@ -6,9 +6,10 @@ rank writes its rows straight into the memory of the others and waits for theirs
 when it holds no -0.0. So a row that is sent has 0.0 in place of -0.0.
 
 Program p of a call takes the p-th row of each rank and nothing else, so rows need no order among each other. Each row has
-three generations of slots, used by turns. Call n of a row fills generation n % 3 and empties that of call n - 1. The next
-call to fill that is n + 2. A peer comes to it after it has received call n + 1 of this rank, and this rank has sent that
-after the end of its call n. All ranks must make the same calls, which is the rule for all collectives (`group.py`).
+three generations of slots, used in turn. Call n of a row fills generation n % 3 and empties that of call n - 1. The
+next call to fill that is n + 2. A peer comes to it after it has received call n + 1 of this rank, and this rank has
+sent that after the end of its call n. All ranks must make the same calls, which is the rule for all collectives
+(`group.py`).
 
 Each rank adds in the order of the ranks in float32, so all have the same bits. With `norm` the sum, rounded to x's
 dtype, goes on to `add_rms_norm` in registers.

@@ -4,10 +4,10 @@ As in `one_shot.py` ranks write into each other's memory, there is no barrier, a
 each word. Each rank sends the choice of each row to all ranks. So a reader knows which rows, and later which results, are
 on their way, and waits for these alone. It empties a slot when it has read it.
 
-A choice or row has two generations of slots, by turns. A rank that fills a slot again, in its dispatch n + 2, has received
-the choices of the reader's dispatch n + 1, which the reader has sent after the end of its dispatch n. Results have one
-generation: a rank that fills a slot again, after its dispatch n + 1, has received the choices that the reader has sent
-after the end of its combine n. So each dispatch is followed by one combine of as many rows.
+A choice or row has two generations of slots, used in turn. A rank that fills a slot again, in its dispatch n + 2, has
+received the choices of the reader's dispatch n + 1, which the reader has sent after the end of its dispatch n. Results
+have one generation: a rank that fills a slot again, after its dispatch n + 1, has received the choices that the reader
+has sent after the end of its combine n. So each dispatch is followed by one combine of as many rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TOP_K = 32
 class RowBoxes(NamedTuple):
     """The memory of one rank of `size`, for rows of at most `width` 16-bit floats, or of as many quantized numbers.
 
-    `memory` [words] int32: slots [GENERATIONS, rows, size, slot] of rows, one for each sender; behind them slots
+    `memory` [words] int32: slots [GENERATIONS, rows, size, slot] of rows, one for each sender; after them slots
     [rows, size, width / 2] of results. A slot has ids, weights, scales, values. `addresses` [size] int64: those of the
     memory of all ranks in this process. `turns` [rows] int32: of each row, the generation of its next dispatch.
     """
@@ -139,7 +139,7 @@ def dispatch(
 
 
 def combine(boxes: RowBoxes, results: Tensor, sent: Dispatched) -> Tensor:
-    """`combine_torch` behind `dispatch`."""
+    """`combine_torch` after `dispatch`."""
     count, width = len(sent.went), results.shape[1]
     assert results.stride(1) == 1 and boxes.serve(width, results.dtype, 1, count), results.shape
     out = results.new_empty(count, width)

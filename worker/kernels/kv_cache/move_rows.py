@@ -54,7 +54,7 @@ def move_rows(
     first_row: int,
     nodes: int,
 ) -> None:
-    """Moves the rows of the nodes in `path` [D, n] int64, UNUSED behind the last one, for D slots: in each layer row
+    """Moves the rows of the nodes in `path` [D, n] int64, UNUSED after the last one, for D slots: in each layer row
     `first_row` + i * `nodes` + node of slot i. `slots` [D] int64; `lengths` [all slots] int32: tokens with those that the
     step gave, as many as there are nodes in the path, of which the last one has no row yet; page_table [all slots, P]
     int32. A path without nodes moves nothing."""

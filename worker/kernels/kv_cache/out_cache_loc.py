@@ -33,7 +33,7 @@ class LookedUp(NamedTuple):
 def prompt_out_cache_loc(
     page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
 ) -> Tensor:
-    """Returns the rows in the flattened cache, [rows] int64, of a prompt's tokens from its beginning on; 0 behind its
+    """Returns the rows in the flattened cache, [rows] int64, of a prompt's tokens from its beginning on; 0 after its
     end. `prompt` [2] int64: slot and length."""
     locate = prompt_out_cache_loc_triton if page_table.is_cuda else prompt_out_cache_loc_torch
     return locate(page_table, prompt, rows, page_size=page_size)
@@ -55,7 +55,7 @@ def look_up(
 
     A row of a chunk has its length and token in `rows`. A decode row has those of its slot: in `lengths` [all slots]
     int32, but at most that of `rows`, and in `last_token` [all slots] int64. A row of draft i = 1, 2, ... has i as its
-    token in `rows`; its token is in `drafts` [all slots, D] int64, i positions behind the last one. Beyond the length
+    token in `rows`; its token is in `drafts` [all slots, D] int64, i positions after the last one. Beyond the length
     in `rows` a slot may have no pages: a row whose token is there has location and position 0. It keeps its length,
     from which attention derives those of its slot's other rows. An idle row has length 1 and location 0. page_table
     [all slots, P] int32. `into`: tensors of B rows to write to.

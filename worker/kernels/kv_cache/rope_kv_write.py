@@ -213,7 +213,7 @@ def _rope_kv_write_kernel(work):
 
 @triton.jit
 def rope_kv_program(token, block, work):
-    """Rotates the heads of `block`, or, behind the last of them, writes the token's row of the cache."""
+    """Rotates the heads of `block`, or, after the last of them, writes the token's row of the cache."""
     token = token.to(tl.int64)
     cos, sin = rotation_of(work.rotations, token, work.R, work.BLOCK_R)
     if block * work.BLOCK_H < work.H:

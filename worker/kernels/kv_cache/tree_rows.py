@@ -1,6 +1,6 @@
 """The inputs of rows that are nodes of trees of drafts, beside those of other rows (`out_cache_loc.py`).
 
-The keys and values of a node lie behind the pages of all requests, those of the nodes of a step next to each other. So a
+The keys and values of a node lie after the pages of all requests, those of the nodes of a step next to each other. So a
 tree takes no pages, and a rejected node leaves nothing behind. Accepted nodes are moved to their slot's pages
 (`move_rows.py`).
 """
@@ -43,9 +43,9 @@ def look_up_nodes(
 ) -> None:
     """Writes the inputs of the nodes among the first rows to `into`. `rows` [3, B] int64: their slots, bounds,
     and numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32, as of `look_up`;
-    `drafts` [slots, N - 1] int64: the tokens of the nodes behind the root.
+    `drafts` [slots, N - 1] int64: the tokens of the nodes after the root.
 
-    The depth of a node gives its position. Its length counts the tokens in front of the root only: it attends to these,
+    The depth of a node gives its position. Its length counts the tokens before the root only: it attends to these,
     and to its ancestors. Row i of the step has the location `first_row` + i. A node whose position is beyond the bound
     is idle: it has position and location 0. Writes the nodes to which a row attends to `visible` [at least B] int64, as
     the bits of `Trees.ancestors`; 0 for idle rows, and for rows that are no nodes.

@@ -27,7 +27,7 @@ class Blocks:
     ids [T, K] int32.
 
     Sorted: pairs [max_blocks * rows] int32, the pair t * K + k of each row, or the number of pairs in padding;
-    experts [max_blocks] int32; count [1] int32, the number of blocks. Entries behind the last block are not
+    experts [max_blocks] int32; count [1] int32, the number of blocks. Entries after the last block are not
     written. Unsorted: these three are None, and `block_rows` has the rule.
     """
 
@@ -79,7 +79,7 @@ def block_rows(
         exists = tl.where(by_pair, first == block, first < num_pairs) & (expert >= 0)
         intermediate = tl.where(pair < num_pairs, pair, 0).to(tl.int64)
     else:
-        # All three loads at once: entries behind the last block are undefined, but readable
+        # All three loads at once: entries after the last block are undefined, but readable
         intermediate = block.to(tl.int64) * ROWS + row
         expert = tl.load(experts + block)
         pair = tl.load(pairs + intermediate)

@@ -101,7 +101,7 @@ def moe_experts_torch(
         plus = partial(_shared_torch, x, plus)
     tokens, hidden = x.shape
     experts, top_k = len(gate_up), ids.shape[1]
-    # Pairs without an expert are last, behind all groups
+    # Pairs without an expert are last, after all groups
     sorted_ids, order = torch.where(ids < 0, experts, ids).flatten().sort(stable=True)
     ends = torch.searchsorted(
         sorted_ids,

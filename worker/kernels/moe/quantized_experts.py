@@ -43,7 +43,8 @@ from mla_router.worker.kernels.tuned import device_name, kind_of
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight, dense_rows
 
 MAX_SHARED_INPUTS = 4096
-# Up to so many tokens each pair streams weights, if tokens rarely have the same of so many experts each
+# Each pair of up to this many tokens streams its weights, if the model has this many experts for each token or more:
+# then tokens rarely share experts
 MAX_PAIRED_TOKENS, EXPERTS_OF_PAIRS = 3, 16
 # Of an expert, from which on the kernels of Hopper are faster on an H100: with few inputs, and with more
 HOPPER_ROWS, HOPPER_ROWS_OF_WIDE = 80, 200

@@ -36,7 +36,7 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 
 ROWS = 128  # of a block
 OUTPUTS = 128  # of each of the two weights of a tile: rows of a block of scales
-NUM_WARPS = 12  # tilings with so many are of these kernels
+NUM_WARPS = 12  # tilings with this many are of these kernels
 LAG = 1  # further steps that are under way when the rows and scales of a step are awaited
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 216, 72  # of a thread
 
@@ -188,7 +188,7 @@ def _grouped(
 
 @gluon.jit
 def _existing(block, count):
-    """Returns the block, or another one if it is behind the last."""
+    """Returns the block, or another one if it is after the last."""
     return gl.maximum(gl.minimum(block, count - 1), 0)
 
 
@@ -296,7 +296,7 @@ def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.co
 
 @gluon.jit
 def _announce(full, step, UNDER_WAY: gl.constexpr):
-    """Says that the rows and scales of a step have arrived, behind which UNDER_WAY steps are under way."""
+    """Says that the rows and scales of a step have arrived, after which UNDER_WAY steps are under way."""
     STAGES: gl.constexpr = full.shape[0]
     async_copy.wait_group(UNDER_WAY)
     fence_async_shared()

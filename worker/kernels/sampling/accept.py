@@ -1,6 +1,6 @@
 """Accepts drafts of speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) that equal the model's own tokens.
 
-Row i of a slot has the model's token behind its last token and i drafts. A sampled token is a function of logits, seed
+Row i of a slot has the model's token after its last token and i drafts. A sampled token is a function of logits, seed
 and position alone (`sample.py`), so the rows up to the first draft that differs from the model's token have what the
 model would have drawn without drafts. No other rule of acceptance keeps the text the same.
 """
@@ -28,12 +28,13 @@ def accept(
 ) -> None:
     """Takes the tokens that S slots gained in a step.
 
-    The first D slots have n + 1 adjacent rows, for their last token and n drafts; the others have one row, behind those.
+    The first D slots have n + 1 adjacent rows, for their last token and n drafts; the others have one row, after those.
     `sampled` [D * (n + 1) + S - D] int32: the model's token of each row, or NO_TOKEN. `slots` [S] int64, distinct.
-    `bounds` [D] int64: most tokens of the slots in the KV cache; rows beyond are idle, and their drafts are not accepted.
+    `bounds` [D] int64: upper bounds of the slots' tokens in the KV cache; rows beyond are idle, and their drafts are
+    not accepted.
     `drafts` [all slots, at least n] int64.
 
-    Writes the gained tokens to `out` [S, n + 1] int32, with UNUSED behind them; it may be pinned memory of the host.
+    Writes the gained tokens to `out` [S, n + 1] int32, with UNUSED after them; it may be pinned memory of the host.
     Writes the row of the last one to `last_rows` [S] int64, and, by slot, its token to `last_token` [all slots] int64
     (0 for NO_TOKEN). Adds their number to `lengths` [all slots] int32, the tokens of the slots before the step.
     """

@@ -30,13 +30,13 @@ def accept_tree(
 ) -> None:
     """Takes the tokens that S slots gained in a step.
 
-    The first D slots have N adjacent rows, for the nodes of their trees; the others have one row, behind those.
+    The first D slots have N adjacent rows, for the nodes of their trees; the others have one row, after those.
     `sampled` [D * N + S - D] int32: the model's token of each row, or NO_TOKEN. `slots` [S] int64, distinct.
-    `bounds` [D] int64: most tokens of the slots in the KV cache; nodes beyond are idle, and are not accepted.
-    `drafts` [all slots, N - 1] int64: tokens of the nodes behind the root. `parents` [all slots, N] int64.
+    `bounds` [D] int64: upper bounds of the slots' tokens in the KV cache; nodes beyond are idle, and are not accepted.
+    `drafts` [all slots, N - 1] int64: tokens of the nodes after the root. `parents` [all slots, N] int64.
 
-    Writes the gained tokens to `out` [S, n] int32, with UNUSED behind them: n is one more than the depth of the trees.
-    Writes the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED behind them.
+    Writes the gained tokens to `out` [S, n] int32, with UNUSED after them: n is one more than the depth of the trees.
+    Writes the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED after them.
     `limits` [D] int32: the numbers of accepted nodes are less; by default any node may be. The rest is as of `accept`.
     """
     op = accept_tree_triton if sampled.is_cuda else accept_tree_torch

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-MAX_MATCH = 8  # most tokens that are compared
+MAX_MATCH = 8  # maximum number of tokens that are compared
 # Least equal tokens: a single one is often followed by another token than before, but a prediction is meant to be used
 MIN_MATCH, MIN_PREDICTED_MATCH = 2, 1
 _SCALE = 1 << 24  # more than the positions of a text
@@ -35,7 +35,7 @@ def draft_ngrams(
     rows: int,
     history: int,
 ) -> None:
-    """Appends the tokens of a step to the texts of its slots, and drafts the tokens behind them.
+    """Appends the tokens of a step to the texts of its slots, and drafts the tokens after them.
 
     `tokens` [R] int64: of the sampled rows, `rows` of each of the first `decodes` slots, then one a slot. `slots` [S]
     int64. `last` [S] int64: the row of each slot's last token; None: R == S. By slot, [all slots] int32: `lengths`, its

@@ -16,7 +16,7 @@ from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.sampling.noise import GOLDEN, MIX_1, MIX_2, gumbel
 
-# Rows are cut into slices: so many programs occupy a GPU, and so many results of one row are compared at once.
+# Rows are cut into slices: this many programs occupy a GPU, and this many results of one row are compared at once.
 _PROGRAMS = 1024
 _MAX_SLICES = 128
 _BLOCK = 1024

@@ -14,7 +14,7 @@ from mla_router.worker.kernels.sampling.tree_growth import Candidates
 
 def choose_nodes(candidates: Candidates, slots: Tensor, drafts: Tensor, trees: Trees) -> None:
     """Writes the trees of the best candidates of S slots, the earlier ones of equals: to the lines `slots` [S] int64 of
-    `drafts` [all slots, N - 1] int64 the tokens of the nodes behind the root, and to those of `trees` [all slots, N]
+    `drafts` [all slots, N - 1] int64 the tokens of the nodes after the root, and to those of `trees` [all slots, N]
     the rest. The chain of best nodes, each the best child of the one before, has the first numbers; the others have the
     order of the candidates."""
     op = choose_nodes_triton if slots.is_cuda else choose_nodes_torch

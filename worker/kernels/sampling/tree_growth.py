@@ -2,7 +2,7 @@
 
 The confidence of a node is the share that the drafter gives to its token, times the confidence of its parent. In each
 depth the nodes of the largest confidence are expanded. At last the tree has the nodes of the largest confidence of all
-depths. A node comes behind its parent in this order, since it has no larger confidence, so the nodes are a tree.
+depths. A node comes after its parent in this order, since it has no larger confidence, so the nodes are a tree.
 
 Each depth is one kernel on a GPU, and so is the choice of the tree (`tree_choice.py`). All shapes are fixed, so that a
 CUDA graph can have them.
@@ -57,10 +57,10 @@ class Beam(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """The last tokens of S slots, from which trees of `shape` grow. Slots behind `shape.slots` are idle."""
+    """The last tokens of S slots, from which trees of `shape` grow. Slots after `shape.slots` are idle."""
 
     slots: Tensor  # [S] int64
-    bounds: Tensor  # [S] int64: most tokens in the KV cache of the drafter
+    bounds: Tensor  # [S] int64: upper bounds of the tokens in the KV cache of the drafter
     lengths: Tensor  # [all slots] int32: tokens of a slot, the root included
     first_row: int  # of the cache rows of expanded nodes, `shape.expanded` of each slot
     shape: TreeShape
@@ -76,10 +76,10 @@ def grow_tree(
 ) -> Beam:
     """Adds the children of the nodes of `beam`, None for those of the roots, to `candidates`: `tokens` [S * K, K]
     int64, or [S, K], and the logarithms of their `shares`, float32. NaN is the share 0. Returns the best of them, the
-    earlier one of equals, which are to be expanded in `depth`, 1 for the children of the roots; behind the last depth
+    earlier one of equals, which are to be expanded in `depth`, 1 for the children of the roots; after the last depth
     nobody needs them.
 
-    The layer has the tokens in front of the last one, and the row of a node has the position of the token before it."""
+    The layer has the tokens before the last one, and the row of a node has the position of the token before it."""
     op = grow_tree_triton if tokens.is_cuda else grow_tree_torch
     return op(candidates, beam, tokens, shares, depth, roots)
 

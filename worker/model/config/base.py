@@ -33,7 +33,7 @@ class ModelConfig(ABC):
     attention_bias: bool
     max_position_embeddings: int  # longest context in tokens, with YaRN's factor
     rope: RopeConfig
-    num_mtp_layers: int = 0  # NextN layers (multi-token prediction) behind the last layer
+    num_mtp_layers: int = 0  # NextN layers (multi-token prediction) after the last layer
 
     @property
     def mtp_layers(self) -> range:

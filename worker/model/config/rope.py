@@ -31,9 +31,9 @@ class Llama3Config:
 
     factor: float
     original_max_position: int
-    # A pair with at most so many turns within the original context is slowed down
+    # A pair with at most this many turns within the original context is slowed down
     low_freq_factor: float
-    high_freq_factor: float  # a pair with at least so many turns stays as it is
+    high_freq_factor: float  # a pair with at least this many turns stays as it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Divides a model among ranks: each linear layer by its name in checkpoints.
 
 A rank has some attention heads, some columns of each feed-forward layer, some experts, and some rows of the head. The
-products behind heads and columns, `o_proj` and `down_proj`, take parts of their inputs, so the results of the ranks are
-summed: once behind the attention of a layer, and once behind its feed-forward half, where routed and shared experts are
+products after heads and columns, `o_proj` and `down_proj`, take parts of their inputs, so the results of the ranks are
+summed: once after the attention of a layer, and once after its feed-forward half, where routed and shared experts are
 one sum. Logits are gathered.
 
 With DP attention this holds for the ranks of each DP rank, except for routed experts, which all ranks together divide.

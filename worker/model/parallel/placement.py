@@ -18,7 +18,7 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.parallel.ranks import Share
 from mla_router.worker.model.shard import Members
 
-# Most columns of a table. A number of replicas that does not divide them is used nearly evenly.
+# Maximum number of columns of a table. A number of replicas that does not divide them is used nearly evenly.
 MAX_COLUMNS = 64
 
 
@@ -76,7 +76,7 @@ class Placement:
 
 
 def trivial(layers: int, experts: int, parts: int, redundant: int = 0) -> Placement:
-    """Returns the placement of the experts in order, with `redundant` replicas of the first ones behind them. Raises
+    """Returns the placement of the experts in order, with `redundant` replicas of the first ones after them. Raises
     ModelError."""
     row = tuple(physical % experts for physical in range(experts + redundant))
     return Placement((row,) * layers, experts, parts)

@@ -220,7 +220,7 @@ def _gauges(reading: Reading) -> tuple[tuple[str, str, float | None], ...]:
         ),
         (
             "sglang:spec_accept_rate",
-            "Share of drafts that were accepted, since the start; of a tree all nodes behind the root are drafts.",
+            "Share of drafts that were accepted, since the start; of a tree all nodes after the root are drafts.",
             stats.accepted_tokens / stats.draft_tokens if stats.draft_tokens else None,
         ),
     )
@@ -249,7 +249,7 @@ def _counters(stats: Stats) -> tuple[tuple[str, str, float], ...]:
         ),
         (
             "vllm:spec_decode_num_draft_tokens",
-            "Drafts that were verified; of a tree all nodes behind the root.",
+            "Drafts that were verified; of a tree all nodes after the root.",
             stats.draft_tokens,
         ),
         (

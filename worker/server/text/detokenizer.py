@@ -10,7 +10,7 @@ from tokenizers.decoders import DecodeStream
 # A character has at most 4 bytes, so at most 4 tokens. A longer run without a whole character is not text. Without
 # this limit the library would decode the whole run again at each token.
 MAX_HELD_TOKENS = 32
-TAIL_TOKENS = 3  # the most tokens of an incomplete character
+TAIL_TOKENS = 3  # maximum number of tokens of an incomplete character
 
 
 class Detokenizer:

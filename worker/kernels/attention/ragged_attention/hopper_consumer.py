@@ -43,9 +43,9 @@ def key_blocks(
     BLOCK_N: gl.constexpr,
     WINDOW: gl.constexpr,
 ):
-    """Returns, for a block of queries, the block behind the last one of its keys, the number of blocks of keys, at least
+    """Returns, for a block of queries, the block after the last one of its keys, the number of blocks of keys, at least
     one even without any key, and how many of them, counted from the last, end the masked ones and the unmasked ones
-    behind these. The others are masked by the window."""
+    after these. The others are masked by the window."""
     end = gl.maximum(gl.cdiv(gl.minimum(first_sees + BLOCK_M - 1, num_keys), BLOCK_N), 1)
     masked = gl.maximum(end - gl.minimum(first_sees, num_keys) // BLOCK_N, 1)
     blocks, whole = end, end
@@ -180,7 +180,7 @@ def _walk(
         if IS_WIDE:
             acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
             let_go(values, step - 1)
-        # Just before their product: behind a branch the compiler converts weights in pairs, not one by one
+        # Just before their product: after a branch the compiler converts weights in pairs, not one by one
         wait_full(values, step)
         weights = gl.convert_layout(scores.to(values.tiles.dtype), weights.type.layout)
         if IS_WIDE:

@@ -33,8 +33,8 @@ def tiling(
     v_head_dim: int = 128,
     on: Limits = H200,
 ) -> Tiling:
-    """Returns the tiling of so many programs of `block_queries` rows, for keys of `head_dim` and values of `v_head_dim`
-    numbers of `itemsize` bytes. Raises UnsupportedDevice."""
+    """Returns the tiling of this many programs of `block_queries` rows, for keys of `head_dim` and values of
+    `v_head_dim` numbers of `itemsize` bytes. Raises UnsupportedDevice."""
     if itemsize > 2:  # float32, in tests: tiles are twice as large
         return Tiling(32, 4, 1)
     return _legal(block_queries, programs <= FEW_PROGRAMS, head_dim, v_head_dim, on)
