@@ -217,7 +217,8 @@ class StepPlan:
 
     @property
     def runs_drafter(self) -> bool:
-        """Whether the step of this DP rank or of another one makes drafts. All take part: a draft layer may have experts."""
+        """Whether the step of this DP rank or of another one makes drafts. All take part: a draft layer may have
+        experts."""
         return self.makes_drafts or (self.group is not None and self.group.makes_drafts)
 
     @property
@@ -304,8 +305,8 @@ class StepSeconds:
     tokens: int  # tokens of the chunk
     chunk: float  # a step of the chunk
     prefix: int  # tokens of the prefix
-    single_behind_prefix: float  # a step of one token after the prefix
-    chunk_behind_prefix: float  # a step of the chunk after the prefix
+    single_after_prefix: float  # a step of one token after the prefix
+    chunk_after_prefix: float  # a step of the chunk after the prefix
 
 
 @dataclass(frozen=True, slots=True)

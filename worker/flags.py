@@ -42,7 +42,8 @@ class Parser(argparse.ArgumentParser):
         if not (unknown := re.search(r"unrecognized arguments: --([\w-]+)", message)):
             return " (--help shows every flag)"
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        # The flags of the router have a prefix in launch_server, which many leave out. Neither it nor dashes are a similarity.
+        # The flags of the router have a prefix in launch_server, which many leave out. Neither it nor dashes are a
+        # similarity.
         names = {
             name.removeprefix(ROUTER_PREFIX).lstrip("-"): name
             for action in reversed(shown)

@@ -19,8 +19,8 @@ from mla_router.worker.heartbeat import Heartbeat
 CHECK_PERIOD_S = 0.2
 FROZEN_S = 1.0
 STOPPED_S = 0.4  # for a process that is stopped by a signal
-# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or CPU_TIME_FACTOR times the expected time
-# of the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
+# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or CPU_TIME_FACTOR times the expected
+# time of the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
 HUNG_CPU_S = 1.8
 CPU_TIME_FACTOR = 4.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
 """Log lines to a descriptor that never block their process.
 
-A reader that pauses, such as a stopped terminal or a stuck log collector, must not stop a worker. A thread as in the launcher
-(`launch/output.py`) would forbid the fork of the grammar supervisor. So a line that a full pipe does not take is lost, and
-counted.
+A reader that pauses, such as a stopped terminal or a stuck log collector, must not stop a worker. A thread as in the
+launcher (`launch/output.py`) would forbid the fork of the grammar supervisor. So a line that a full pipe does not take
+is lost, and counted.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class LogLines(logging.Handler):
 
 
 def unblocked_write(descriptor: int) -> Callable[[bytes], int]:
-    """Returns `os.write` to `descriptor` that raises BlockingIOError instead of waiting. The descriptor itself stays as it is:
-    other programs, as the shell, use the same open file. Writes to regular files may wait for their disk."""
+    """Returns `os.write` to `descriptor` that raises BlockingIOError instead of waiting. The descriptor itself stays as
+    it is: other programs, as the shell, use the same open file. Writes to regular files may wait for their disk."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(mode):  # as of systemd's journal
         connection = socket.socket(fileno=os.dup(descriptor))

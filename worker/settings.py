@@ -5,8 +5,8 @@ together. Limits that depend on the machine or the model (free memory, longest c
 
 Metadata of a field: `help`; `group`, the heading in `--help` of this field and the fields after it; `choices`, `low` and
 `high`, the valid values; `also`, aliases of the flag; `spelled`, aliases of values; `elsewhere`, SGLang's values that
-change no answer and do not exist here: the default replaces them; `variable`, the environment variable of a secret; `hidden`,
-whether only a launcher sets the field.
+change no answer and do not exist here: the default replaces them; `variable`, the environment variable of a secret;
+`hidden`, whether only a launcher sets the field.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def exact() -> StepTimeModel:
             tokens=64,
             chunk=STEP_S + chunk_s(0, 64),
             prefix=512,
-            single_behind_prefix=STEP_S + chunk_s(512, 0),
-            chunk_behind_prefix=STEP_S + chunk_s(512, 64),
+            single_after_prefix=STEP_S + chunk_s(512, 0),
+            chunk_after_prefix=STEP_S + chunk_s(512, 64),
         )
     )
     return step_time

@@ -102,13 +102,13 @@ class AsyncCopyBuffers:
         self._turn = 0
         self._clock = StepClock()
 
-    def tokens(self, slots: int, most: int) -> Tensor:
-        """Returns [slots, most] int32, to which the sampling kernel writes the tokens of the next result. On a GPU the
+    def tokens(self, slots: int, per_slot: int) -> Tensor:
+        """Returns [slots, per_slot] int32, to which the sampling kernel writes the tokens of the next result. On a GPU the
         tensor lies in pinned host memory: a separate copy takes longer than the sampling."""
         self._turn ^= 1
         if not self._on_cuda:
-            return torch.empty(slots, most, dtype=torch.int32, device=self._device)
-        return self._take(self._tokens, slots * most).view(slots, most)
+            return torch.empty(slots, per_slot, dtype=torch.int32, device=self._device)
+        return self._take(self._tokens, slots * per_slot).view(slots, per_slot)
 
     def start(
         self,

@@ -117,8 +117,8 @@ def choose_graph_sizes(
     decode = config.decode_graph_sizes or decode_sizes(largest)
     batches: list[int] = []  # with drafts
     if config.num_drafts:
-        most = min(config.speculative_max_bs, config.max_running_requests)
-        batches = config.decode_graph_sizes or decode_sizes(most)
+        largest_batch = min(config.speculative_max_bs, config.max_running_requests)
+        batches = config.decode_graph_sizes or decode_sizes(largest_batch)
     verify = [config.rows_per_decode * size for size in batches]
     if verify and groups.exchange.size > 1:
         # DP ranks that verify drafts run beside others, in graphs of one size

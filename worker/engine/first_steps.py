@@ -52,8 +52,8 @@ def first_steps(
         tokens,
         chunk,
         prefix,
-        single_behind_prefix=steps.chunk(prefix, 1),
-        chunk_behind_prefix=steps.chunk(prefix, tokens),
+        single_after_prefix=steps.chunk(prefix, 1),
+        chunk_after_prefix=steps.chunk(prefix, tokens),
     )
 
 
@@ -94,8 +94,7 @@ class _Steps:
     def decode(self, before: int) -> None:
         """Runs a step with a decode row after `before` tokens, and with its drafts."""
         capacity = self._engine.capacity
-        most, nodes = capacity.num_drafts, capacity.tree_nodes
-        bound = min(before + 1 + most, self.longest)
+        bound = min(before + 1 + capacity.num_drafts, self.longest)
         self._run(
             StepPlan(
                 (0,),
@@ -103,8 +102,8 @@ class _Steps:
                 (),
                 (),
                 (),
-                num_drafts=most,
-                tree_nodes=nodes,
+                num_drafts=capacity.num_drafts,
+                tree_nodes=capacity.tree_nodes,
                 **self._drafts(bound),
             )
         )

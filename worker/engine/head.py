@@ -26,8 +26,8 @@ class Head:
         self._all_rows = all_rows
 
     def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> StepLogits:
-        """Returns the logits of the sampled rows, and the logprobs that `plan` requests of prompt tokens, with as many
-        most likely tokens as `wants` says. Packs its inputs while the device computes the layers, which do not need
+        """Returns the logits of the sampled rows, and the logprobs of prompt tokens that `plan` requests, with the number
+        of most likely tokens in `features`. Packs its inputs while the device computes the layers, which do not need
         them."""
         wanted = self._packer.pack_outputs(plan)
         num_sampled = len(wanted.rows) - len(wanted.logprob_tokens)

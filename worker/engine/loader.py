@@ -163,7 +163,7 @@ def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> N
         flag,
         config.speculative_draft_model_path or "the layer for multi-token prediction",
         config.num_drafts,
-        f" behind each other, trees of {config.rows_per_decode} nodes" if config.tree else "",
+        f" in depth, in trees of {config.rows_per_decode} nodes" if config.tree else "",
         config.speculative_max_bs,
         ", where they pay by measured times" if config.chooses_drafts else "",
     )

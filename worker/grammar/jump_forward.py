@@ -89,8 +89,8 @@ class Output:
         return True
 
     def accept_draft(self, token: int) -> bool:
-        """Accepts one token until `drop_drafts`. Must not be called while tokens are forced. Returns False if the grammar does
-        not allow it."""
+        """Accepts one token until `drop_drafts`. Must not be called while tokens are forced. Returns False if the
+        grammar does not allow it."""
         assert not self.run, "a forced token needs no draft"
         if not self._num_drafts:
             self._blanks_before = self.matcher.num_blanks

@@ -44,8 +44,8 @@ class Open(Frame, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the memory; and
-    for those after each of `drafts`, to be written to the rows after it."""
+    """The request for a mask of the tokens that `key` may sample after `tokens`, to be written to row `row` of the
+    memory; and for those after each of `drafts`, to be written to the rows after it."""
 
     key: int
     row: int

@@ -50,7 +50,8 @@ class Exchange(NamedTuple):
         return self.group.dispatches(rows.shape[1], rows.dtype, top_k, self.counts)
 
     def dispatch(self, rows: Activations, choice: Choice, experts: ExpertTables) -> Dispatched:
-        """Sends rows [T, N] to the ranks of their experts. Returns the rows [S, N] of all ranks, as far as they are here."""
+        """Sends rows [T, N] to the ranks of their experts. Returns the rows [S, N] of all ranks, as far as they are
+        here."""
         return self.group.dispatch(rows, choice, experts, self.counts)
 
     def combine(self, results: Tensor, sent: Dispatched) -> Tensor:

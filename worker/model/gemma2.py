@@ -44,8 +44,8 @@ class Gemma2Decoder(Decoder):
         )
         self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size)
         self.norm = Gemma2Norm(config)
-        behind = [*(layer.input_layernorm for layer in layers[1:]), self.norm]
-        for layer, norm in zip(layers, behind, strict=True):
+        next_norms = [*(layer.input_layernorm for layer in layers[1:]), self.norm]
+        for layer, norm in zip(layers, next_norms, strict=True):
             norm.follow(layer.post_feedforward_layernorm)
 
 

@@ -170,8 +170,8 @@ async def other_nodes(
 ) -> AsyncIterator[Nodes | None]:
     """Listens for the other nodes within the block; yields None on one machine. At the end all nodes end their ranks.
 
-    `heartbeat`: that of rank 0. `on_urls` gets the number of a node that comes, and the addresses of its workers. Raises ConfigError if --dist-init-addr is no address of this machine, or its port is taken.
-    """
+    `heartbeat`: that of rank 0. `on_urls` gets the number of a node that comes, and the addresses of its workers. Raises
+    ConfigError if --dist-init-addr is no address of this machine, or its port is taken."""
     if config.nnodes == 1:
         yield None
         return

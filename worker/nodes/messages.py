@@ -48,8 +48,8 @@ class RankState(Message, frozen=True):
 
 
 class LeaderBeat(Message, frozen=True):
-    """The state of rank 0, sent every BEAT_S seconds. With DP attention also that of all ranks, in order, because the server
-    of each DP rank watches all of them."""
+    """The state of rank 0, sent every BEAT_S seconds. With DP attention also that of all ranks, in order, because the
+    server of each DP rank watches all of them."""
 
     serves: bool
     expected_s: float  # seconds that the steps in flight should take

@@ -222,9 +222,9 @@ class Admission:
         """Returns the pages that are left for requests which pass `blocked`. All that have passed together have a fixed
         part of all pages, and always leave enough for `blocked` to run alone."""
         pages = self.memory.capacity.num_pages
-        most = min(pages // _PASSING_PART, pages - self._pages_of(blocked))
+        limit = min(pages // _PASSING_PART, pages - self._pages_of(blocked))
         page_size = self.memory.page_size
-        return most - sum(
+        return limit - sum(
             self._pages_of(r) - self._pages_of_prefix(r.num_cached // page_size)
             for r in running
             if r.has_passed

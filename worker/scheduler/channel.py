@@ -40,7 +40,8 @@ class ZmqChannel:
     """Receives by a PULL socket, and sends by a PUSH socket to each server."""
 
     def __init__(self, folder: Path, num_servers: int = 1, wake: HasFileno | None = None) -> None:
-        """`folder` holds the sockets and must be private to the user. `wake`: ends a wait for messages when it is readable."""
+        """`folder` holds the sockets and must be private to the user. `wake`: ends a wait for messages when it is
+        readable."""
         self.num_servers = num_servers
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)

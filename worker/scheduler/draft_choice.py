@@ -4,10 +4,11 @@ A step with drafts takes longer: by the verified rows, and by the drafter. How m
 batch; how many tokens it gives depends on the text. So both are measured while the worker serves. A draft changes no token,
 and neither does this choice.
 
-The choice keeps an account of the time that drafts have won or lost, in steps without drafts. A step with drafts pays in its
-tokens, and draws its time. Steps go on with drafts while there is something left. When it is spent, each step without drafts
-pays in a small share of its time, until that suffices for another trial: the text may have changed. So drafts lose no more
-than this share and the first stake, for any text, and a trial that loses much is short.
+The choice keeps an account. Its unit is the time of a step without drafts. A step with drafts adds its tokens of a request
+and subtracts its time, so the account is the time that drafts have saved. Steps have drafts while the account is positive.
+Once it is empty, each step without drafts adds a small share of its time. When these shares reach a stake, drafts are tried
+again, because the text may have changed. So for any text drafts lose at most this share and the first stake, and a trial
+that loses much is short.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Steps without drafts that are measured before the first ones with drafts, and again after this many of these: requests
-# grow
+# Steps without drafts that are measured before the first trial, and again after RELEARNT_AFTER steps with drafts, since the
+# requests grow
 LEARNT, RELEARNT_AFTER = 8, 1024
-# In steps without drafts: the stake of a trial of one request, about four steps with drafts that are all wrong, and of many: the tokens
-# of a step are a mean over its requests, which chance moves less; and the most that drafts may have won, since they would go on
-# for as long after a change of the text
-STAKE, LEAST_STAKE, MOST_WON = 6.0, 2.0, 24.0
+# The stake of a trial, in steps without drafts. For one request: about four steps whose drafts are all wrong. For many
+# it is less, since chance moves a mean over many requests less
+STAKE, LEAST_STAKE = 6.0, 2.0
+# Upper bound of the account, in steps without drafts: drafts would go on for that long after a change of the text
+MOST_WON = 24.0
 # Share of the time without drafts that trials may lose. Half of it would find a change of the text half as fast
 ALLOWANCE = 0.01
 _SMOOTHING = 0.2
@@ -39,7 +41,7 @@ class _Range:
     drafted: int = 0  # steps with drafts since they were measured
 
     def pay(self, gain: float) -> None:
-        """Pays in `gain`, which may be negative. One slow step must not decide."""
+        """Adds `gain`, which may be negative, to the account. One slow step must not decide."""
         self.account = min(self.account + max(gain, -STAKE / 2), MOST_WON)
         self.has_drafts = self.has_drafts and self.account > 0
 

@@ -90,9 +90,12 @@ class DraftPolicy:
         return shown
 
     def agree(self, outcomes: Sequence[DecodeOutcome]) -> None:
-        """Learns from a step of all DP ranks, and decides whether their next steps have drafts. Each rank calls it with the same
-        outcomes, so all decide alike. A step takes equally long on all ranks, and the drafts of one rank delay the others. A rank
-        that decided alone would measure the drafts of others as its own plain step, and ignore the cost of its drafts for them."""
+        """Learns from a step of all DP ranks, and decides whether their next steps have drafts.
+
+        All ranks call it with the same outcomes, so all decide alike. A step takes equally long on all ranks: a rank that
+        decided alone would count the time of other ranks' drafts as its own step without drafts, and would not count the
+        time that its drafts cost the others.
+        """
         parts = [outcome for outcome in outcomes if outcome.requests]
         if self._choice is None or not parts:
             return

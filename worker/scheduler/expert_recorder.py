@@ -31,8 +31,8 @@ class RecorderError(Exception):
 
 class ExpertRecorder:
     def __init__(self, load: Load | None, folder: Path | None, name: str) -> None:
-        """`load`: None if nothing is counted. Writes to `folder`, in files whose names have `name` in them. With None, files
-        are refused."""
+        """`load`: None if nothing is counted. Writes to `folder`, in files whose names have `name` in them. With None,
+        files are refused."""
         self._load = load
         self._folder = folder
         self._name = name

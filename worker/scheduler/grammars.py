@@ -30,7 +30,7 @@ class StepMasks:
 
     masks: TokenMasks | None = None
     # Maximum number of tokens that the step gives to each request with bitmasks
-    most: list[tuple[Request, int]] = field(default_factory=list)
+    limits: list[tuple[Request, int]] = field(default_factory=list)
     # Requests that cannot continue
     stuck: list[tuple[Request, Problem]] = field(default_factory=list)
     # Tokens without an alternative
@@ -99,9 +99,9 @@ class GrammarRequests:
             entry.num_accepted = len(entry.request.output)
         counts = [answers.counts.get(entry.key, 1) for entry in entries]
         bits = _first_of_each(self._pool.masks, counts, [1 + len(some) for some in drafts])
-        behind = [ahead for count in counts for ahead in range(count)]
+        drafts_before = [ahead for count in counts for ahead in range(count)]
         owners = [entry for entry, count in zip(entries, counts, strict=True) for _ in range(count)]
-        for entry, ahead, mask in zip(owners, behind, bits, strict=True):
+        for entry, ahead, mask in zip(owners, drafts_before, bits, strict=True):
             if len(entry.request.output) + ahead < entry.min_tokens:
                 _mask_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
         return StepMasks(
@@ -112,8 +112,8 @@ class GrammarRequests:
         )
 
     def keep_drafts(self, step: Step, drafts: list[list[int]] | None) -> None:
-        """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and those of earlier
-        steps may no longer be on the device."""
+        """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and those of
+        earlier steps may no longer be on the device."""
         for row, request in enumerate(step.sampled):
             if request.grammar is not None and (entry := self._entries.get(request.rid)):
                 entry.drafts = drafts[row] if drafts else []

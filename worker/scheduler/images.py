@@ -59,7 +59,7 @@ class ImageRequests:
         return len(self._line) + len(self._encoding)
 
     def can_take(self, message: Generate) -> bool:
-        """Whether the model takes images, and those of `message` are in its prompt one behind the other."""
+        """Whether the model takes images, and those of `message` are in its prompt one after the other."""
         end = 0
         for placed in message.images:
             info = placed.image.info
@@ -96,7 +96,8 @@ class ImageRequests:
         return ready
 
     def fail(self) -> list[Request]:
-        """Forgets the images that are being encoded, after an error of `advance`. Returns their requests, which must end."""
+        """Forgets the images that are being encoded, after an error of `advance`. Returns their requests, which must
+        end."""
         failed, self._in_flight = [*self._encoding], None
         for request in failed:
             self.remove(request)

@@ -4,8 +4,8 @@ The loop of a scheduler has a turn for each step. In a turn each DP rank sends t
 waits for their sizes. If any size is above 0, all ranks launch: those without rows launch an idle step, for the experts.
 While the device computes a step, the schedulers agree on the next one, so the device does not wait for them.
 
-After a turn with a step, all DP ranks send their next size without delay. After a turn without one, a DP rank sleeps until it
-has a step itself or another rank sends a size.
+After a turn with a step, all DP ranks send their next size without delay. After a turn without one, a DP rank sleeps
+until it has a step itself or another rank sends a size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class StepGroup(Protocol):
         ...
 
     def join(self, own: Step | None, outcome: DecodeOutcome = NOTHING) -> Step | None:
-        """Returns the next step to launch: `own`, an idle one, or None if no scheduler has one. `outcome`: of the last step."""
+        """Returns the next step to launch: `own`, an idle one, or None if no scheduler has one. `outcome`: of the last
+        step."""
         ...
 
     def largest(self, value: float) -> float:
@@ -101,7 +102,8 @@ class Lockstep:
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self._turn = 0
-        # Step sizes of this turn and of the next one, by DP rank. No rank can be further ahead: it needs all sizes of a turn
+        # Step sizes of this turn and of the next one, by DP rank. No rank can be further ahead: it needs all sizes of a
+        # turn
         self._sizes: dict[int, _Size] = {}
         self._early: dict[int, _Size] = {}
         self._has_step = False  # in the last turn

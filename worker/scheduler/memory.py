@@ -210,8 +210,8 @@ class Memory:
         if self.windows is not None:
             first = max(first, request.first_read)
             own = self.windows.of(pages[first:])
-            behind = self.capacity.pages_per_request + first
-            writes += [(slot, behind + i, page) for i, page in enumerate(own)]
+            offset = self.capacity.pages_per_request + first
+            writes += [(slot, offset + i, page) for i, page in enumerate(own)]
         return writes
 
     def check(self, live: list[Request]) -> None:

@@ -192,8 +192,8 @@ class Request:
 
     @property
     def wants_decode(self) -> bool:
-        """Whether the next step has a decode row for it. A finish by length is known before its token, so without drafts no
-        step is launched past it. With drafts one may be, whose rows are then idle (`decode_bound`)."""
+        """Whether the next step has a decode row for it. A finish by length is known before its token, so
+        without drafts no step is launched past it. With drafts one may be, whose rows are then idle (`decode_bound`)."""
         return self.state is State.DECODE and self.least_outputs < self.max_tokens
 
     @property
@@ -201,14 +201,14 @@ class Request:
         return self.tokens_per_row > 1
 
     def draft_bound(self, bound: int) -> int:
-        """Returns the maximum number of tokens for which it needs pages in a step behind which it has at most `bound`
-        tokens in the KV cache. The drafts of that step but for the last are written to the drafter's."""
+        """Returns the number of tokens for which it needs pages in a step that leaves at most `bound` tokens in the KV
+        cache. The drafter writes all drafts of that step but the last to its own KV cache, on the same pages."""
         return min(bound + self.tokens_per_row - 2, self.max_length) if self.takes_drafts else bound
 
-    def decode_bound(self, most: int) -> int:
-        """Returns the most tokens in the KV cache after its next decode step, which gives at most `most` tokens: the last
-        token is not in it."""
-        outputs = self.launched_outputs + most
+    def decode_bound(self, tokens: int) -> int:
+        """Returns an upper bound of its tokens in the KV cache after its next decode step, which gives at most `tokens`
+        tokens: the last token is not in it."""
+        outputs = self.launched_outputs + tokens
         if outputs > self.max_tokens:  # noqa: PLR1730 (`min` takes longer)
             outputs = self.max_tokens
         return len(self.prompt) + outputs - 1
@@ -283,10 +283,10 @@ class Request:
         """Returns the maximum number of tokens of its decode slot in a step."""
         return min(self.tokens_per_row, plan.tokens_per_decode)
 
-    def take_decode(self, most: int) -> int:
-        """Counts one decode step of at most `most` tokens as launched. Returns its `decode_bound`."""
-        bound = self.decode_bound(most)
-        self.launched_outputs += most
+    def take_decode(self, tokens: int) -> int:
+        """Counts one decode step of at most `tokens` tokens as launched. Returns its `decode_bound`."""
+        bound = self.decode_bound(tokens)
+        self.launched_outputs += tokens
         self.least_outputs += 1
         return bound
 

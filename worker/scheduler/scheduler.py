@@ -243,9 +243,9 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return None
-        for request, most in masked.most:
-            step.most[request] = most
-            request.launched_outputs = len(request.output) + most
+        for request, limit in masked.limits:
+            step.mask_limits[request] = limit
+            request.launched_outputs = len(request.output) + limit
         for request, problem in masked.stuck:
             self.requests.end_without_masks(request, problem)
         for request, run in masked.forced:
@@ -296,7 +296,8 @@ class Scheduler:
             self._keep_drafts(step)
 
     def _keep_drafts(self, step: Step) -> None:
-        """Gets the drafts that a step has made for requests with a grammar: their bitmasks of the next step depend on them."""
+        """Gets the drafts that a step has made for requests with a grammar: their bitmasks of the next step depend on
+        them."""
         drafts = None
         if step.plan.returns_drafts:
             assert step.pending is not None
@@ -314,10 +315,10 @@ class Scheduler:
                 request.computed_length = chunk.start + len(chunk.tokens)
                 request.add_prompt_logprobs(chunk, some)
         for request, tokens in zip(step.decodes, result.tokens, strict=False):
-            given, most = len(tokens), step.most_tokens(request)
+            given, limit = len(tokens), step.token_limit(request)
             request.computed_length += given
-            if most > 1:
-                request.launched_outputs += given - most
+            if limit > 1:
+                request.launched_outputs += given - limit
                 request.least_outputs += given - 1
             if step.plan.num_drafts and request.is_live:
                 proposed = step.plan.rows_per_decode - 1

@@ -21,8 +21,8 @@ class Step:
     is_typical: bool = True  # False: its time is rather that of another DP rank's step
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
-    # By request with a bitmask: maximum number of tokens that the step gives, if it is sampled
-    most: dict[Request, int] = field(default_factory=dict, init=False)
+    # By request with a bitmask: maximum number of tokens that the step gives, once it is sampled
+    mask_limits: dict[Request, int] = field(default_factory=dict, init=False)
     # By request: the tokens that its grammar forces after the token that this step samples.
     forced_tokens: dict[Request, list[int]] = field(default_factory=dict, init=False)
 
@@ -31,9 +31,9 @@ class Step:
         """The decoding requests, aligned with plan.decode_slots."""
         return self.sampled[: len(self.plan.decode_slots)]
 
-    def most_tokens(self, request: Request) -> int:
+    def token_limit(self, request: Request) -> int:
         """Returns the maximum number of tokens that the step gives to one of `decodes`."""
-        return self.most.get(request) or request.tokens_in(self.plan)
+        return self.mask_limits.get(request) or request.tokens_in(self.plan)
 
     @property
     def needs_masks(self) -> bool:

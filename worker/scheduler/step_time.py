@@ -42,9 +42,9 @@ class StepTimeModel:
 
     def calibrate(self, measured: StepSeconds) -> None:
         tokens, prefix = measured.tokens, max(1, measured.prefix)
-        behind = max(0.0, measured.single_behind_prefix - measured.single)
-        self._prefix_s = behind / prefix
-        of_context = measured.chunk_behind_prefix - measured.chunk - behind
+        of_prefix = max(0.0, measured.single_after_prefix - measured.single)
+        self._prefix_s = of_prefix / prefix
+        of_context = measured.chunk_after_prefix - measured.chunk - of_prefix
         self._context_s = max(0.0, of_context) / (tokens * prefix)
         linear = measured.chunk - self._context_s * tokens * tokens / 2
         # Without the fixed time of a step; noise may make the rest too small or negative.

@@ -122,12 +122,12 @@ class WaitingQueue:
         """Removes the requests admitted in one step, and counts for the others in the window how many overtook them."""
         if not admitted:
             return
-        behind: Counter[int] = Counter()  # by priority
+        admitted_after: Counter[int] = Counter()  # by priority
         for request in reversed(self._window()):
             if request in admitted:
-                behind[request.priority] += 1
+                admitted_after[request.priority] += 1
             else:
-                request.overtaken += behind[request.priority]
+                request.overtaken += admitted_after[request.priority]
         for request in admitted:
             self.remove(request)
 

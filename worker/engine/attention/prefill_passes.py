@@ -50,8 +50,8 @@ def plan_passes(
         prefixes = [chunk.start - at for chunk, at in zip(chunks, begins, strict=True)]
         for first, keys in _split(prefixes, max_keys):
             span = [(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)]
-            behind = [size - i - n for size, i, n in zip(prefixes, first, keys, strict=True)]
-            tables.append(tabled(span, causal=False, gaps=behind if window else ()))
+            after = [size - i - n for size, i, n in zip(prefixes, first, keys, strict=True)]
+            tables.append(tabled(span, causal=False, gaps=after if window else ()))
             firsts.append([at + i for at, i in zip(begins, first, strict=True)])
     arrays = [np.array([chunk.slot for chunk in chunks], dtype=np.int32)]
     for table, first in zip(tables, firsts, strict=True):

@@ -19,8 +19,8 @@ class SampledRows:
         if not plan.num_drafts:
             return indices
         decodes = len(plan.decode_slots)
-        behind = indices + decodes * (plan.rows_per_decode - 1)
-        return np.where(indices < decodes, indices * plan.rows_per_decode, behind)
+        of_chunks = indices + decodes * (plan.rows_per_decode - 1)
+        return np.where(indices < decodes, indices * plan.rows_per_decode, of_chunks)
 
     def all(self, indices: np.ndarray) -> np.ndarray:
         """Returns all rows of `indices`, ascending."""

@@ -29,10 +29,10 @@ class Term(NamedTuple):
 
     def padded(self, tokens: int) -> Tensor:
         """Returns the term of `tokens` tokens: zeros for those that have none."""
-        behind = tokens - self.first - len(self.rows)
-        if not self.first and not behind:
+        after = tokens - self.first - len(self.rows)
+        if not self.first and not after:
             return self.rows
-        return functional.pad(self.rows, (0, 0, self.first, behind))
+        return functional.pad(self.rows, (0, 0, self.first, after))
 
 
 def combine(rows: Tensor, weights: Tensor, plus: Term | None = None) -> Tensor:

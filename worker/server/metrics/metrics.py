@@ -132,7 +132,8 @@ class Metrics:
         )
 
     def ended(self, reason: str, seconds: float, prompt_tokens: int, generated: int) -> None:
-        """Counts the end of an answer. `reason` is one of `FINISH_REASONS`. Sizes and times count only for complete answers."""
+        """Counts the end of an answer. `reason` is one of `FINISH_REASONS`. Sizes and times count only for complete
+        answers."""
         self._ends[reason].inc()
         if reason == FinishReason.ABORT.value:
             self._aborted.inc()

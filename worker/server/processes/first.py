@@ -253,8 +253,8 @@ class Signals:
 
 @contextmanager
 def ipc_directory() -> Iterator[Path]:
-    """Makes a directory with mode 0700. Access to its sockets gives control of the scheduler. It is in /tmp if TMPDIR is too
-    long for the paths of sockets."""
+    """Makes a directory with mode 0700. Access to its sockets gives control of the scheduler. It is in /tmp if TMPDIR is
+    too long for the paths of sockets."""
     parent = tempfile.gettempdir()
     if len(os.fsencode(parent)) > MAX_PARENT:
         parent = "/tmp"
