@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.grammar import pool
-from mla_router.worker.grammar.fork_server import _WorkerForks
+from mla_router.worker.grammar.fork_server import ForkServer, _WorkerForks
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
@@ -39,6 +39,12 @@ def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8, options=options)
     yield pool
     pool.shut_down()
+
+
+@pytest.fixture
+def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that gets SIGSTOP counts as one that loads for long."""
+    monkeypatch.setattr(ForkServer, "is_stopped", False)
 
 
 def kill(pid: int, wait_for_end_of: int) -> None:
@@ -67,6 +73,7 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
         own_grammars.close(key)
 
 
+@pytest.mark.usefixtures("never_stopped")
 def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) -> None:
     """It may load for a minute, and its socket holds some hundred orders. Each client leaves at once."""
     wait_until(lambda: own_grammars.fork_server.pid, "it begins")
@@ -85,17 +92,26 @@ def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) 
         os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
 
 
-def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars) -> None:
-    key = open_request(own_grammars, LETTERS)
-    expected = allowed(own_grammars, key, [])
-    own_grammars.close(key)
+@pytest.mark.parametrize("while_it", ["waits", "loads"])
+def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars, while_it: str) -> None:
+    if while_it == "waits":
+        own_grammars.close(open_request(own_grammars, LETTERS))
+    wait_until(lambda: own_grammars.fork_server.pid, "it begins")
     stopped = own_grammars.fork_server.pid
     os.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: own_grammars.fork_server.is_stopped, "it is stopped")
-    key = open_request(own_grammars, Grammar("regex", "[a-z]+!|0"))
+    keys = [own_grammars.open(Grammar("regex", pattern), []) for pattern in ("a+", "b+", "c+")]
+    ready: list[tuple[int, object]] = []
+
+    def have_all() -> bool:
+        ready.extend(own_grammars.poll())
+        return len(ready) == len(keys)
+
+    wait_until(have_all, "all are compiled")
+    assert dict(ready) == dict.fromkeys(keys)
     assert own_grammars.fork_server.pid != stopped
-    assert set(expected) <= set(allowed(own_grammars, key, []))
-    own_grammars.close(key)
+    for key in keys:
+        own_grammars.close(key)
 
 
 def test_a_failed_fork_fails_one_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +190,7 @@ def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
     own_grammars.close(key)
 
 
+@pytest.mark.usefixtures("never_stopped")
 def test_the_load_time_of_another_fork_server_does_not_count(
     own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,11 +199,11 @@ def test_the_load_time_of_another_fork_server_does_not_count(
     kill(lost, lost)
     wait_until(lambda: own_grammars.fork_server.pid != lost, "another fork server begins")
     os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)  # it loads when the next request comes
-    monkeypatch.setattr(pool, "WAIT_S", 0.1)
-    key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
-    time.sleep(0.2)
-    assert own_grammars.poll() == []
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "WAIT_S", 0.1)
+        key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
+        time.sleep(0.2)
+        assert own_grammars.poll() == []
     os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
     wait_for(own_grammars, key)
     own_grammars.close(key)

@@ -80,8 +80,8 @@ class ForkServer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the fork server has loaded, and is stopped by a signal."""
-        return self.loaded_at is not None and self._process_state == "T"
+        """Whether the fork server is stopped by a signal."""
+        return self._process_state == "T"
 
     def kill(self) -> None:
         """Ends the fork server and all its grammar workers. The supervisor starts another one, which reads the orders."""

@@ -117,6 +117,7 @@ class Grammars:
         opened: list[tuple[int, Problem | None]] = []
         for worker in [worker for worker in self._workers.values() if worker.has_news]:
             opened += self._poll(worker)
+        self._replace_stopped_fork_server()
         self._end_overdue(time.monotonic())
         self._advance_queues()
         opened += self._failed
@@ -233,14 +234,18 @@ class Grammars:
         if len(self._workers) >= MAX_WORKERS and not self._evict_one():
             return None
         self._replace_lost_supervisor()
-        if self.fork_server.is_stopped:
-            # Else each new grammar would wait for WAIT_S here, and then on the other workers
-            logger.error("the grammar fork server is stopped by a signal, and is replaced")
-            self.fork_server.expect_next()
-            self.fork_server.kill()
         worker = GrammarWorker(grammar, self._control, self.fork_server, cpu_s)
         self._workers[grammar] = worker
         return worker
+
+    def _replace_stopped_fork_server(self) -> None:
+        """Ends a fork server that is stopped by a signal while grammars wait for it. The next one reads its orders."""
+        if all(worker.has_started for worker in self._workers.values()):
+            return
+        if self.fork_server.is_stopped:
+            logger.error("the grammar fork server is stopped by a signal, and is replaced")
+            self.fork_server.expect_next()
+            self.fork_server.kill()
 
     def _replace_lost_supervisor(self) -> None:
         if self._supervisor.poll() is None:
