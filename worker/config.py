@@ -20,6 +20,7 @@ __all__ = [
     "SMALL_MODEL",
     "ConfigError",
     "WorkerConfig",
+    "check_secret",
     "misspelt_keys",
     "secrets_of_environment",
 ]
@@ -281,9 +282,25 @@ def misspelt_keys() -> dict[str, str]:
 
 def secrets_of_environment() -> dict[str, str]:
     """Returns the secrets in the environment, by field. Every user of the machine can read flags, but not the
-    environment."""
-    return {
-        spec.name: os.environ.get(spec.metadata["variable"], "")
+    environment. Raises ConfigError."""
+    variables = {
+        spec.name: spec.metadata["variable"]
         for spec in dataclasses.fields(WorkerConfig)
         if "variable" in spec.metadata
     }
+    given = {
+        name: check_secret(variable, os.environ[variable])
+        for name, variable in variables.items()
+        if variable in os.environ
+    }
+    return dict.fromkeys(variables, "") | given
+
+
+def check_secret(name: str, value: str) -> str:
+    """Returns `value` of the flag or variable `name`. Raises ConfigError: without a key, a server would be open, and no client
+    can send a key with the newline of its file."""
+    if not value:
+        raise ConfigError(f"{name} is empty: give a key, or leave it out")
+    if value != value.strip():
+        raise ConfigError(f"{name}: the key begins or ends with a blank or a newline; remove it")
+    return value

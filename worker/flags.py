@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, get_type_hints
 
 from mla_router.worker import sglang_flags
-from mla_router.worker.config import WorkerConfig, secrets_of_environment
+from mla_router.worker.config import WorkerConfig, check_secret, secrets_of_environment
 
 _FIELDS = dataclasses.fields(WorkerConfig)
 
@@ -81,7 +81,8 @@ def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
             value = getattr(namespace, spec.name)
             values[spec.name] = spec.default if _is_elsewhere(spec, value) else value
     for name, secret in secrets_of_environment().items():
-        values[name] = values.get(name) or secret
+        given = values.get(name)
+        values[name] = secret if given is None else check_secret(_spelled(name), given)
     return WorkerConfig(**{**values, **fixed})
 
 
@@ -120,7 +121,7 @@ def _add_flag(
         action=_Joined if several else "store",
         nargs="+" if several else None,
         type=_reader(spec, kind),
-        default=spec.default,
+        default=None if "variable" in spec.metadata else spec.default,
         # The config checks the values, because it accepts aliases as well.
         metavar="{" + ",".join(map(str, choices)) + "}" if choices else kind.__name__.upper(),
         help=text.replace("%", "%%"),
@@ -157,4 +158,8 @@ def _is_elsewhere(spec: dataclasses.Field[Any], value: object) -> bool:
 
 
 def _flag_of(spec: dataclasses.Field[Any]) -> str:
-    return "--" + spec.name.replace("_", "-")
+    return _spelled(spec.name)
+
+
+def _spelled(field: str) -> str:
+    return "--" + field.replace("_", "-")

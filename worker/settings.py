@@ -130,19 +130,19 @@ class Settings:
     api_key: str = _flag(
         "",
         "key that clients must send as `Authorization: Bearer`; prefer the environment variable MLA_ROUTER_API_KEY, "
-        "which no other user can read; empty: the variable's value, or no key",
+        "which no other user can read; without both: no key",
         variable="MLA_ROUTER_API_KEY",
     )
     admin_api_key: str = _flag(
         "",
         "key for the paths that affect all clients, such as /flush_cache; prefer the environment variable "
-        "MLA_ROUTER_ADMIN_API_KEY; empty: the variable's value, or --api-key",
+        "MLA_ROUTER_ADMIN_API_KEY; without both: --api-key",
         variable="MLA_ROUTER_ADMIN_API_KEY",
     )
     replay_key: str = _flag(
         "",
         "secret shared with the router, which signs requests to continue broken streams of other workers; prefer the "
-        "environment variable MLA_ROUTER_REPLAY_KEY; empty: the variable's value, or none: streams are not continued",
+        "environment variable MLA_ROUTER_REPLAY_KEY; without both streams are not continued",
         variable="MLA_ROUTER_REPLAY_KEY",
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
@@ -231,7 +231,7 @@ class Settings:
     dist_key: str = _flag(
         "",
         f"secret that the nodes share, of {MIN_DIST_KEY} characters or more; prefer the environment variable "
-        "MLA_ROUTER_DIST_KEY; empty: the variable's value",
+        "MLA_ROUTER_DIST_KEY",
         variable="MLA_ROUTER_DIST_KEY",
     )
     dist_timeout: float = _flag(

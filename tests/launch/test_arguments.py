@@ -225,6 +225,7 @@ def test_sglang_short_names(model: Path) -> None:
             ["--enable-dp-attention", "--tp", "2", "--dp", "2", "--enable-torch-compile"],
             "--enable-dp-attention with --enable-torch-compile: leave it out",
         ),
+        (["--api-key", ""], "--api-key is empty: give a key, or leave it out"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),

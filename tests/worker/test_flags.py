@@ -113,6 +113,29 @@ def test_a_config_goes_to_a_child_process_unchanged() -> None:
     assert flags.from_namespace(parsed(*config.to_argv())) == config
 
 
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [("", " is empty: give a key, or leave it out"), ("k\n", ": the key begins or ends")],
+)
+@pytest.mark.parametrize("field", ["api_key", "admin_api_key", "replay_key", "dist_key"])
+def test_a_key_that_no_client_can_give_is_refused(
+    field: str, value: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `--api-key "$(cat NO_SUCH_FILE)"`: the server would be open."""
+    flag, variable = "--" + field.replace("_", "-"), "MLA_ROUTER_" + field.upper()
+    with pytest.raises(ConfigError, match=flag + fault):
+        flags.from_namespace(parsed(flag, value))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable + fault):
+        flags.from_namespace(parsed())
+
+
+def test_the_key_of_a_flag_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLA_ROUTER_API_KEY", "sesame")
+    assert flags.from_namespace(parsed()).api_key == "sesame"
+    assert flags.from_namespace(parsed("--api-key", "oats")).api_key == "oats"
+
+
 def test_a_whole_prompt_in_a_step_is_limited_by_the_step() -> None:
     assert WorkerConfig(chunked_prefill_size=-1, max_prefill_tokens=4096).chunk_size == 4096
     assert WorkerConfig(chunked_prefill_size=64).chunk_size == 64

@@ -450,6 +450,7 @@ mod tests {
             ("--health-failure-threshold", "0"),
             ("--health-check-endpoint", "health"),
             ("--api-key", "two words"),
+            ("--api-key", ""),
             ("--queue-size", "-5"),
         ] {
             let error = parse(&[flag, value]).expect_err(value);

@@ -233,11 +233,13 @@ impl FromStr for ApiKey {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-        if visible && !text.is_empty() {
+        if text.is_empty() {
+            // The flag may not be on the command line at all.
+            Err("a key is not empty: leave it out, or unset its environment variable".to_owned())
+        } else if text.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(text.to_owned()))
         } else {
-            Err("a key is at least one visible ASCII character, without spaces".to_owned())
+            Err("a key has visible ASCII characters only, without spaces".to_owned())
         }
     }
 }
