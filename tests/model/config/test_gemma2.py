@@ -96,7 +96,7 @@ def test_without_caps() -> None:
         ({"num_key_value_heads": 5}, "num_attention_heads 16 is not a multiple of 5 KV heads"),
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' .* only gelu_pytorch_tanh"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supp"),
-        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping 0 is not positive"),
+        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping 0 is not a number above 0"),
         ({"sliding_window": None}, "sliding_window is missing"),
         ({"layer_types": ["chunked_attention"] * 42}, "layer_types .* of full_attention and sl"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),

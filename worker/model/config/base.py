@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.config.attention_spec import AttentionSpec
-from mla_router.worker.model.config.fields import read_dtype, size
+from mla_router.worker.model.config.fields import number, read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
 from mla_router.worker.model.quantization.config import parse_quantization
 from mla_router.worker.model.quantization.spec import Quantization
@@ -70,7 +70,7 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "num_layers": size(raw, "num_hidden_layers"),
         "num_heads": size(raw, "num_attention_heads"),
         "intermediate_size": size(raw, "intermediate_size"),
-        "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": number(raw, "rms_norm_eps", 1e-6, most=1.0),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "attention_bias": bool(raw.get("attention_bias", False)),
         "max_position_embeddings": size(raw, "max_position_embeddings"),

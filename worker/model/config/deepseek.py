@@ -12,7 +12,13 @@ from mla_router.worker.model.config.attention_spec import (
     LatentAttentionSpec,
 )
 from mla_router.worker.model.config.base import ModelConfig, common_fields
-from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
+from mla_router.worker.model.config.fields import (
+    ModelError,
+    expect,
+    number,
+    optional_size,
+    size,
+)
 from mla_router.worker.model.config.rope import read_rope, softmax_scale, with_yarn
 
 
@@ -77,7 +83,7 @@ def parse_v2(raw: Mapping[str, Any]) -> DeepseekConfig:
         interleaved=True,
         scoring="softmax",
         selection_bias=False,
-        num_expert_groups=(raw.get("n_group") or 1) if grouped else 1,
+        num_expert_groups=(optional_size(raw, "n_group") or 1) if grouped else 1,
         top_expert_groups=_top_groups(raw) if grouped else 1,
         # V2's norm_topk_prob is false in every published checkpoint and ignored by transformers.
         normalize_expert_weights=False,
@@ -94,7 +100,7 @@ def parse_v3(raw: Mapping[str, Any]) -> DeepseekConfig:
         interleaved=bool(raw.get("rope_interleave", True)),
         scoring="sigmoid",
         selection_bias=True,
-        num_expert_groups=raw.get("n_group") or 1,
+        num_expert_groups=optional_size(raw, "n_group") or 1,
         top_expert_groups=_top_groups(raw),
         normalize_expert_weights=raw.get("norm_topk_prob", True),
     )
@@ -131,14 +137,14 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
         num_shared_experts=optional_size(raw, "n_shared_experts") or 0,
         experts_per_token=size(raw, "num_experts_per_tok") if experts else 0,
         moe_intermediate_size=size(raw, "moe_intermediate_size") if experts else 0,
-        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+        routed_scaling_factor=number(raw, "routed_scaling_factor", 1.0),
     )
     _check_groups(config)
     return config
 
 
 def _top_groups(raw: Mapping[str, Any]) -> int:
-    return raw.get("topk_group") or raw.get("n_group") or 1
+    return optional_size(raw, "topk_group") or optional_size(raw, "n_group") or 1
 
 
 def _check_groups(config: DeepseekConfig) -> None:

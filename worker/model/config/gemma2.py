@@ -8,7 +8,7 @@ from typing import Any
 
 from mla_router.worker.model.config.attention_spec import GroupedQueryAttentionSpec
 from mla_router.worker.model.config.base import common_fields
-from mla_router.worker.model.config.fields import ModelError, expect, size
+from mla_router.worker.model.config.fields import expect, number, size
 from mla_router.worker.model.config.layer_types import FULL, SLIDING, read_windows
 from mla_router.worker.model.config.llama import LlamaConfig, grouped_query_fields
 from mla_router.worker.model.config.rope import read_rope
@@ -63,9 +63,4 @@ def parse_gemma2(raw: Mapping[str, Any]) -> Gemma2Config:
 
 
 def _softcap(raw: Mapping[str, Any], name: str) -> float | None:
-    cap = raw[name]
-    if cap is None:
-        return None
-    if not cap > 0:
-        raise ModelError(f"{name} {cap!r} is not positive")
-    return float(cap)
+    return None if raw[name] is None else number(raw, name)

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mla_router.worker.model.config.fields import ModelError, size
+from mla_router.worker.model.config.fields import (
+    MAX_SIZE,
+    ModelError,
+    number,
+    optional_number,
+    optional_size,
+    size,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ def read_rope(
         scaling = _yarn(rope, size(raw, "max_position_embeddings"))
     elif kind == "llama3":
         scaling = _llama3(rope)
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    theta = _theta(rope) or _theta(raw) or 10000.0
     return RopeConfig(theta, rotary_dim, interleaved, scaling)
 
 
@@ -72,47 +79,44 @@ def _parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
 
+def _theta(fields: Mapping[str, Any]) -> float | None:
+    """Returns the base of the wavelengths, whose logarithm is a divisor; None if it is absent. Long contexts have bases above
+    1e10."""
+    return optional_number(fields, "rope_theta", above=1.0, most=1e12)
+
+
 def _yarn(rope: Mapping[str, Any], max_position: int) -> YarnConfig:
-    original = rope.get("original_max_position_embeddings") or max_position
+    fixed = rope.get("attention_factor")
+    original = optional_size(rope, "original_max_position_embeddings") or max_position
     return YarnConfig(
-        factor=float(rope.get("factor") or max_position / original),
+        factor=optional_number(rope, "factor") or max_position / original,
         original_max_position=original,
-        beta_fast=float(rope.get("beta_fast") or 32),
-        beta_slow=float(rope.get("beta_slow") or 1),
-        attention_factor=_optional_number(rope, "attention_factor"),
-        mscale=_optional_number(rope, "mscale"),
-        mscale_all_dim=_optional_number(rope, "mscale_all_dim"),
+        beta_fast=optional_number(rope, "beta_fast") or 32.0,
+        beta_slow=optional_number(rope, "beta_slow") or 1.0,
+        attention_factor=None if fixed is None else number(rope, "attention_factor"),
+        mscale=optional_number(rope, "mscale"),
+        mscale_all_dim=optional_number(rope, "mscale_all_dim"),
         truncate=bool(rope.get("truncate", True)),
     )
 
 
-def _optional_number(rope: Mapping[str, Any], name: str) -> float | None:
-    value = rope.get(name)
-    return None if value is None else float(value)
-
-
 def _llama3(rope: Mapping[str, Any]) -> Llama3Config:
-    values = {}
-    for name in ("factor", "low_freq_factor", "high_freq_factor"):
-        if name not in rope:
-            raise ModelError(f"rope_scaling: {name} is missing")
-        values[name] = float(rope[name])
-    if not 0 < values["low_freq_factor"] < values["high_freq_factor"] or values["factor"] <= 0:
-        raise ModelError(
-            "rope_scaling: not 0 < low_freq_factor < high_freq_factor and 0 < factor: "
-            + ", ".join(f"{name} {value:g}" for name, value in values.items())
-        )
+    low, high = number(rope, "low_freq_factor"), number(rope, "high_freq_factor")
+    if low >= high:
+        raise ModelError(f"low_freq_factor {low:g} is not less than high_freq_factor {high:g}")
     original = size(rope, "original_max_position_embeddings")
-    return Llama3Config(original_max_position=original, **values)
+    return Llama3Config(number(rope, "factor"), original, low, high)
 
 
 def with_yarn(max_position_embeddings: int, rope: RopeConfig) -> int:
-    """Returns the longest context in tokens: a config's `max_position_embeddings` may not include YaRN's factor."""
-    if not isinstance(rope.scaling, YarnConfig):
+    """Returns the longest context in tokens: a config's `max_position_embeddings` may not include YaRN's factor. Raises
+    ModelError."""
+    if not isinstance(yarn := rope.scaling, YarnConfig):
         return max_position_embeddings
-    return max(
-        max_position_embeddings, int(rope.scaling.original_max_position * rope.scaling.factor)
-    )
+    length = max(max_position_embeddings, int(yarn.original_max_position * yarn.factor))
+    if length > MAX_SIZE:
+        raise ModelError(f"factor {yarn.factor:g} makes a context of more than {MAX_SIZE} tokens")
+    return length
 
 
 def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
