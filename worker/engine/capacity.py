@@ -53,7 +53,7 @@ def plan_capacity(
     kinds = 1 if window is None else 2
     # Rows of one kind of layers: with window pages, a token needs a row of each kind
     tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
-    reason, mend = "", "--max-total-tokens"
+    reason, remedy = "", "--max-total-tokens"
     if device.type == "cpu" and (size := tokens // kinds * token_bytes) > (
         memory := usable_memory()
     ):
@@ -66,9 +66,9 @@ def plan_capacity(
         others = total - free - torch.cuda.memory_reserved(device) - _OWN_CONTEXT
         if others > 0:
             logger.warning(
-                "Other processes use %.1f of the %.1f GiB of this GPU or more, which count in --mem-fraction-static. Of two "
-                "workers on a GPU, start the second one when the first is ready, and with a larger fraction, of both "
-                "together",
+                "Other processes use at least %.1f of the %.1f GiB of this GPU, and they count in --mem-fraction-static. To "
+                "run two workers on one GPU, start the second one when the first is ready, with a larger fraction that "
+                "covers both",
                 others / _GIB,
                 total / _GIB,
             )
@@ -77,9 +77,9 @@ def plan_capacity(
             f": {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free, and {outside / _GIB:.1f} stay free for the steps"
             + (f"; other processes use {others / _GIB:.1f} or more" if others > 0 else "")
         )
-        mend = "--mem-fraction-static"
+        remedy = "--mem-fraction-static"
         if working_bytes + _SPARE == outside:
-            mend = "--tp-size, lower --max-running-requests or --max-prefill-tokens"
+            remedy = "--tp-size, lower --max-running-requests or --max-prefill-tokens"
         fitting = max(0, int(free - outside)) * kinds // token_bytes
         if tree := config.tree:
             fitting = max(0, fitting - tree.cache_rows - config.page_size)
@@ -89,7 +89,7 @@ def plan_capacity(
     num_pages = tokens // config.page_size
     if num_pages < kinds:
         raise ConfigError(
-            f"no room for KV cache ({token_bytes} bytes a token){reason}; raise {mend}, or lower --page-size"
+            f"no room for KV cache ({token_bytes} bytes a token){reason}; raise {remedy}, or lower --page-size"
         )
     capacity = replace(
         capacity_without_pages(config, context_length, window, device, takes_images=takes_images),
