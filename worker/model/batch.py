@@ -1,7 +1,7 @@
 """The inputs of one forward pass.
 
-T is the number of new tokens in the step. Decode rows come first, then prefill chunks. All
-tensors are on the model's device.
+T is the number of new tokens in the step. Decode rows come first, then prefill chunks. All tensors are on the model's
+device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ForwardBatch:
     # [T] int64, the cache row of each new token: page * page_size + offset. Page 0 belongs to no request. Idle rows,
     # which pad a CUDA graph, have location 0
     out_cache_loc: Tensor
-    num_decodes: int  # rows that are one token of a request each; the other rows are chunks
+    num_decodes: int  # decode rows; the other rows are those of chunks
     attention: Sequence[StepAttention]  # indexed by the layer's `ModelConfig.attention_index`
     exchange: Exchange | None = None  # with other DP ranks
     # Runs of rows whose embeddings are not those of their tokens: the first row, and the embeddings [rows, hidden_size]

@@ -1,8 +1,8 @@
 """The DeepSeek family, top-down: V2, V2-Lite, Coder-V2, V2.5, V3, R1 and models of the same architecture.
 
 Multi-head latent attention (`mla.py`) and fine-grained mixtures of experts (`moe.py`): DeepSeek-V2, arXiv:2405.04434, and
-DeepSeek-V3, arXiv:2412.19437. The input is a flat run of tokens: first one token of each decoding request, then chunks of
-prompts (`batch.py`). Other modules decide on checkpoint, device, dtype and kernels.
+DeepSeek-V3, arXiv:2412.19437. The input is a flat run of tokens: first those of decoding requests, then chunks of prompts
+(`batch.py`). Other modules decide on checkpoint, device, dtype and kernels.
 
 Attributes have the names of the checkpoints, so that `weight_mapping.py` needs few rules.
 """
