@@ -181,11 +181,12 @@ def running(
     """Starts `python <argv>`, with the words of `prefix` before it, and waits for a 200 from `ready_path`."""
     # One thread each: several torch processes share the few cores of a CI machine.
     environment = os.environ | {
-        "MLA_ROUTER_REPLAY_KEY": REPLAY_KEY,
         "PYTHONPATH": str(ROOT / "python"),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
+    if REPLAY_KEY:
+        environment["MLA_ROUTER_REPLAY_KEY"] = REPLAY_KEY
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mla-test-")))
         log = folder / "output.log"

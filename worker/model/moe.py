@@ -44,7 +44,7 @@ class MixtureOfExperts(FeedForward):
         out: Tensor = self.experts(hidden_states, weights, ids, shared)
         return out
 
-    def exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
+    def forward_exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
         """Returns `forward` of own rows [T, hidden_size], with the routed experts of all DP ranks."""
         fork = Fork(hidden_states)
         rows = exchange.gather(hidden_states)
@@ -52,8 +52,8 @@ class MixtureOfExperts(FeedForward):
         weights, ids = self.gate(rows, exchange.out_cache_loc)
         return exchange.scatter(self.experts(rows, weights, ids, shared))
 
-    def dispatched(self, rows: Activations, logits: Tensor, exchange: Exchange) -> Tensor:
-        """`exchanged`, with the gate's logits of own rows, which are sent to the ranks of their experts alone."""
+    def forward_dispatched(self, rows: Activations, logits: Tensor, exchange: Exchange) -> Tensor:
+        """`forward_exchanged`, with the gate's logits of own rows, which are sent to the ranks of their experts alone."""
         fork = Fork(rows)
         choice, experts = self.gate.choose_of_own(logits, exchange.own_cache_loc)
         sent = exchange.dispatch(rows, choice, experts)
@@ -68,11 +68,11 @@ class MixtureOfExperts(FeedForward):
         rows = none if form.quantized is None else no_rows(none, form)
         logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
         if self.dispatches(none, exchange):
-            self.dispatched(rows, logits, exchange)
+            self.forward_dispatched(rows, logits, exchange)
         elif isinstance(rows, Quantized) and exchange.sends_quantized(none, form):
-            self.exchanged_quantized(rows, logits, exchange)
+            self.forward_exchanged_quantized(rows, logits, exchange)
         else:
-            self.exchanged(none, exchange)
+            self.forward_exchanged(none, exchange)
 
     def dispatches(self, hidden_states: Tensor, exchange: Exchange) -> bool:
         """Whether own rows [T, hidden_size] are sent to the ranks of their experts alone."""
@@ -80,7 +80,7 @@ class MixtureOfExperts(FeedForward):
         return gate.reaches is not None and exchange.dispatches(hidden_states, gate.rule.top_k)
 
     def shared(self, hidden_states: Activations) -> Plus:
-        """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
+        """Starts the shared experts on a second stream, or returns their weights for the routed experts' kernels."""
         layer = self.shared_experts
         if layer is None:
             return None
@@ -93,8 +93,8 @@ class MixtureOfExperts(FeedForward):
     def shared_of_own(
         self, fork: Fork, hidden_states: Activations, exchange: Exchange
     ) -> Callable[[], Term] | None:
-        """Starts the shared experts of own rows, which were at `fork`. They are a term of this rank's results for these
-        rows, so the sum over the ranks has it once."""
+        """Starts the shared experts of own rows on a second stream, from `fork` on. Their results are added to this rank's
+        results for these rows alone, so the sum over the ranks has them once."""
         if self.shared_experts is None or not hidden_states.shape[0]:
             return None
         rows = fork.start(self.shared_experts)
@@ -128,16 +128,18 @@ class MixtureOfExperts(FeedForward):
         form = self.form_of_all(exchange)
         if self.dispatches(hidden_states, exchange):
             normed, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
-            return self.dispatched(normed, self.gate.logits(normed), exchange), residual
+            return self.forward_dispatched(normed, self.gate.logits(normed), exchange), residual
         if not exchange.sends_quantized(hidden_states, form):
             normed, residual = norm.add(hidden_states, residual)
-            return self.exchanged(normed, exchange), residual
+            return self.forward_exchanged(normed, exchange), residual
         rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
         assert isinstance(rows, Quantized)
-        return self.exchanged_quantized(rows, self.gate.logits(rows), exchange), residual
+        return self.forward_exchanged_quantized(rows, self.gate.logits(rows), exchange), residual
 
-    def exchanged_quantized(self, rows: Quantized, logits: Tensor, exchange: Exchange) -> Tensor:
-        """`exchanged` with quantized rows and the gate's logits of own rows."""
+    def forward_exchanged_quantized(
+        self, rows: Quantized, logits: Tensor, exchange: Exchange
+    ) -> Tensor:
+        """`forward_exchanged` with quantized rows and the gate's logits of own rows."""
         fork = Fork(rows)
         rows_of_all, logits = exchange.gather_quantized(rows, logits)
         shared = self.shared_of_own(fork, rows, exchange)

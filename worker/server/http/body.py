@@ -38,11 +38,11 @@ def _check_values(body: bytes, service: Service | None) -> None:
     array or object follows a comma. Commas and brackets in texts count as well: they are tokens."""
     if len(body) <= UNCOUNTED_BYTES:
         return
-    most = max(MAX_VALUES, 2 * service.limits.context_length) if service else MAX_VALUES
+    limit = max(MAX_VALUES, 2 * service.limits.context_length) if service else MAX_VALUES
     values = sum(body.count(mark) for mark in (b",", b"[", b"{"))
-    if values > most:
+    if values > limit:
         raise InvalidRequest(
-            f"The body has about {values} values (numbers, strings, arrays, objects), and a request may have {most}: "
+            f"The body has about {values} values (numbers, strings, arrays, objects), and a request may have {limit}: "
             "divide it into several requests"
         )
 

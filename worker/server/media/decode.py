@@ -16,9 +16,9 @@ MAX_PIXELS = 1 << 25
 MAX_OF_ALL = 1 << 27  # of the images of a request: some seconds
 
 
-def decode_image(data: bytes, field: str, most: int = MAX_PIXELS) -> Image:
-    """Returns the image in RGB, turned as its EXIF data says. Of an animation it is the first frame. `most`: pixels that
-    the request may still have. Raises InvalidField."""
+def decode_image(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> Image:
+    """Returns the image in RGB, turned as its EXIF data says. Of an animation it is the first frame. `max_pixels`: those
+    that the request may still have. Raises InvalidField."""
     from PIL import Image, ImageOps
 
     try:
@@ -33,7 +33,7 @@ def decode_image(data: bytes, field: str, most: int = MAX_PIXELS) -> Image:
             field,
             f"{width} x {height} pixels are more than {MAX_EDGE} on an edge or {MAX_PIXELS} in all",
         )
-    if width * height > most:
+    if width * height > max_pixels:
         raise InvalidField(field, f"the images of a request have more than {MAX_OF_ALL} pixels")
     try:
         return ImageOps.exif_transpose(image).convert("RGB")

@@ -63,11 +63,11 @@ class Fetcher:
         self.domains = frozenset(domain.strip().lower() for domain in domains.split(",") if domain)
         self._allows = allows
 
-    async def fetch(self, url: str, most: int, field: str) -> bytes:
+    async def fetch(self, url: str, max_bytes: int, field: str) -> bytes:
         """Returns the body, of at most `most` bytes. Raises InvalidField."""
         try:
             async with asyncio.timeout(TIMEOUT_S), self._session() as session:
-                return await self._fetch(session, self._checked(url, field), most, field)
+                return await self._fetch(session, self._checked(url, field), max_bytes, field)
         except TimeoutError:
             raise InvalidField(field, f"not fetched within {TIMEOUT_S:g} s") from None
         except PrivateAddress:
@@ -76,7 +76,7 @@ class Fetcher:
             raise InvalidField(field, "cannot be fetched") from None
 
     async def _fetch(
-        self, session: aiohttp.ClientSession, url: URL, most: int, field: str
+        self, session: aiohttp.ClientSession, url: URL, max_bytes: int, field: str
     ) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             async with session.get(url, allow_redirects=False) as response:
@@ -88,8 +88,8 @@ class Fetcher:
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
-                    if len(body) > most:
-                        raise InvalidField(field, f"has more than {most} bytes")
+                    if len(body) > max_bytes:
+                        raise InvalidField(field, f"has more than {max_bytes} bytes")
                 return bytes(body)
         raise InvalidField(field, f"more than {MAX_REDIRECTS} redirects")
 

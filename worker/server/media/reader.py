@@ -85,7 +85,7 @@ class MediaReader:
                 source.field,
                 "this server fetches no URLs (--allowed-media-domains); send a data: URL",
             )
-        return await self._fetcher.fetch(source.url, source.most, source.field)
+        return await self._fetcher.fetch(source.url, source.max_bytes, source.field)
 
     def _decoded(self, source: Source, data: bytes | None, alone: bool, room: int) -> Image:
         data = source.read() if data is None else data

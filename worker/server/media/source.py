@@ -27,7 +27,7 @@ class Source:
         return bool(colon) and scheme.lower() != "data"
 
     @property
-    def most(self) -> int:
+    def max_bytes(self) -> int:
         """The limit of its bytes."""
         return MAX_BYTES[self.kind]
 
@@ -41,8 +41,8 @@ class Source:
         return self._base64(data)
 
     def _base64(self, text: str) -> bytes:
-        if len(text) > self.most * 4 // 3 + 4:
-            raise InvalidField(self.field, f"has more than {self.most} bytes")
+        if len(text) > self.max_bytes * 4 // 3 + 4:
+            raise InvalidField(self.field, f"has more than {self.max_bytes} bytes")
         try:
             return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):

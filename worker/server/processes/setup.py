@@ -20,8 +20,8 @@ def set_up(config: WorkerConfig) -> None:
     logging.getLogger("transformers").addFilter(_is_news)
     logs.set_up(config.log_level)
     # The usual soft limit of shells, 1024, is too low for connections.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _is_news(record: logging.LogRecord) -> bool:

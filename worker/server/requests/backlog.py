@@ -21,19 +21,19 @@ def check_backlog(
 ) -> None:
     """Raises TooManyRequests if the worker has no room for `requests` more."""
     queued = config.max_queued_requests or limits.max_running_requests
-    ahead, most = scheduler.waiting_s, config.max_queued_seconds
+    ahead, limit = scheduler.waiting_s, config.max_queued_seconds
     if scheduler.open_requests + requests > queued + limits.max_running_requests:
         raise TooManyRequests(
             f"{scheduler.open_requests} requests are running or waiting; try later",
             code="queue_full",
             retry_after=_retry_after(ahead),  # the waiting prompts come first
         )
-    if 0.0 < most < ahead:
+    if 0.0 < limit < ahead:
         raise TooManyRequests(
-            f"the prompts that wait take about {ahead:.0f} s, and --max-queued-seconds allows {most:g} s; "
+            f"the prompts that wait take about {ahead:.0f} s, and --max-queued-seconds allows {limit:g} s; "
             "try later",
             code="queue_slow",
-            retry_after=_retry_after(ahead - most),
+            retry_after=_retry_after(ahead - limit),
         )
 
 

@@ -149,8 +149,8 @@ class RequestHandler:
     @property
     def accepted_prediction_tokens(self) -> int:
         """Tokens of the prediction that were accepted as drafts, of all choices."""
-        most = len(self.prediction or ())
-        return sum(min(choice.accepted_drafts, most) for choice in self._choices)
+        limit = len(self.prediction or ())
+        return sum(min(choice.accepted_drafts, limit) for choice in self._choices)
 
     def usage_of(self, index: int) -> Usage:
         choice = self._choices[index]

@@ -66,21 +66,21 @@ def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
 class Truncation:
     """vLLM's truncate_prompt_tokens and truncation_side. Raises InvalidField."""
 
-    most: int | None  # number of tokens that stay; -1: all that leave room for the answer
+    limit: int | None  # number of tokens that stay; -1: all that leave room for the answer
     side: Literal["left", "right"] | None = None  # the end that is cut off; default left
 
     def __post_init__(self) -> None:
-        if self.most is not None and self.most != -1 and self.most < 1:
+        if self.limit is not None and self.limit != -1 and self.limit < 1:
             raise InvalidField("truncate_prompt_tokens", "must be at least 1, or -1")
 
     def cut(self, prompt: list[int], limits: Ready, max_tokens: int | None) -> list[int]:
-        most = self.most
-        if most == -1:
+        limit = self.limit
+        if limit == -1:
             room = min(limits.context_length, limits.max_total_num_tokens)
-            most = max(1, room - (max_tokens or 1))
-        if most is None or len(prompt) <= most:
+            limit = max(1, room - (max_tokens or 1))
+        if limit is None or len(prompt) <= limit:
             return prompt
-        return prompt[:most] if self.side == "right" else prompt[-most:]
+        return prompt[:limit] if self.side == "right" else prompt[-limit:]
 
 
 def cache_key(cache_salt: str | None, extra_key: str | None) -> str:

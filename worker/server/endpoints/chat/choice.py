@@ -94,8 +94,8 @@ class ChatChoice:
         if not text:
             return 0
         tokenizer = self.run.handler.service.tokenizer
-        most = len(text)  # a token has at least one character
-        return len(await tokenizer.encode_rendered(text, context_length=most))
+        limit = len(text)  # a token has at least one character
+        return len(await tokenizer.encode_rendered(text, context_length=limit))
 
     def next_call_id(self) -> str:
         """Returns the id of the next call. It is the same on every worker that continues this answer."""

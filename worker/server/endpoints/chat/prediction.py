@@ -31,13 +31,13 @@ async def prediction_tokens(
             if part.type != "text" or part.text is None:
                 raise InvalidField(FIELD, "only parts of the type text, with a text")
             text += part.text
-    most = min(MAX_PREDICTION, service.limits.context_length)
+    limit = min(MAX_PREDICTION, service.limits.context_length)
     try:
         tokens = await service.tokenizer.encode(
             text, context_length=service.limits.context_length, add_special_tokens=False
         )
     except InvalidRequest as error:
-        raise InvalidField(FIELD, f"longer than {most} tokens") from error
-    if len(tokens) > most:
-        raise InvalidField(FIELD, f"{len(tokens)} tokens are more than {most}")
+        raise InvalidField(FIELD, f"longer than {limit} tokens") from error
+    if len(tokens) > limit:
+        raise InvalidField(FIELD, f"{len(tokens)} tokens are more than {limit}")
     return tokens

@@ -175,7 +175,7 @@ async def _prompt(
     )
     tokens = truncation.cut(tokens, limits, max_tokens)
     check_ids(tokens, limits.vocab_size, names.messages)
-    if media is not None and media.sources and truncation.most is not None:
+    if media is not None and media.sources and truncation.limit is not None:
         raise InvalidField("truncate_prompt_tokens", "cannot be combined with images")
     tokens, images = await placed(service, tokens, media, names.messages)
     return _Prompt(tokens, images, begins_inside(text))
