@@ -101,7 +101,7 @@ def measure_working_memory(
             torch.cuda.max_memory_reserved(device) - reserved,
             torch.cuda.max_memory_allocated(device) - allocated,
         )
-    # The end of the last layer runs outside of the graphs, for the needed rows only. Libraries load the kernel of a new
+    # The end of the last layer runs outside of the graphs, only for the rows that are needed. Libraries load the kernel of a new
     # number of rows at its first use.
     for rows in row_counts(capacity.num_slots):
         hidden_states = torch.zeros(

@@ -80,7 +80,7 @@ class AttentionBackend(Protocol):
 
     @property
     def supports_decode_graph(self) -> bool:
-        """Whether the launches of a decode step depend on its number of rows only, so that they can be captured in a
+        """Whether the launches of a decode step depend only on its number of rows, so that they can be captured in a
         CUDA graph."""
         ...
 

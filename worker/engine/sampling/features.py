@@ -1,5 +1,5 @@
-"""The features of sampling that each row of a step uses. The host knows them, so the device computes a feature for the
-rows that use it only."""
+"""The features of sampling that each row of a step uses. The host knows them, so the device computes a feature only
+for the rows that use it."""
 
 from __future__ import annotations
 

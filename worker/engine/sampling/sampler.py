@@ -2,7 +2,7 @@
 
 The logits of a row go through, in this order: the request's allowed tokens; the grammar's token bitmask; logit_bias and
 min_tokens; repetition, frequency and presence penalty; temperature; top_k, top_p and min_p. Greedy rows skip the last
-four. Each step before the temperature runs for the rows that use it only. Bitmasks come first because the logprobs are
+four. Each step before the temperature runs only for the rows that use it. Bitmasks come first because the logprobs are
 computed after them: a masked token stays masked, for any number that is added to its logit.
 """
 
@@ -121,12 +121,12 @@ class Sampler:
 
     def _mask(self, logits: Tensor, rows: StepRows, slots: Tensor) -> None:
         """Excludes tokens by `SamplingParams.allowed` and by the grammars' bitmasks."""
-        for some in _slices(rows.restricted):
-            allowed = self._allowed.of(slots[some])
-            _put(logits, some, apply_token_bitmask(_get(logits, some), allowed))
+        for part in _slices(rows.restricted):
+            allowed = self._allowed.of(slots[part])
+            _put(logits, part, apply_token_bitmask(_get(logits, part), allowed))
         bits = torch.split(rows.bits, _SLICE_ROWS)
-        for some, some_bits in zip(_slices(rows.masked), bits, strict=False):
-            _put(logits, some, apply_token_bitmask(_get(logits, some), some_bits))
+        for part, part_bits in zip(_slices(rows.masked), bits, strict=False):
+            _put(logits, part, apply_token_bitmask(_get(logits, part), part_bits))
 
     def _add_biases(
         self,
@@ -136,18 +136,20 @@ class Sampler:
         tokens: SlotTokens,
         drafted: DraftedRows | None,
     ) -> None:
-        for some in _slices(rows.biased):
-            of = slots[some]
-            at = tokens.lengths[of] if drafted is None else drafted.positions[some]
-            _put(logits, some, self._bias.add(_get(logits, some), of, at))
+        for part in _slices(rows.biased):
+            part_slots = slots[part]
+            at = tokens.lengths[part_slots] if drafted is None else drafted.positions[part]
+            _put(logits, part, self._bias.add(_get(logits, part), part_slots, at))
 
     def _penalize(
         self, logits: Tensor, rows: StepRows, slots: Tensor, drafted: DraftedRows | None
     ) -> None:
-        for some in _slices(rows.penalized):
-            of, params = slots[some], self._params.of(slots[some])
-            ahead = None if drafted is None else drafted.ahead(some)
-            _put(logits, some, self._counts.penalize(_get(logits, some), of, params, ahead))
+        for part in _slices(rows.penalized):
+            part_slots = slots[part]
+            params = self._params.of(part_slots)
+            ahead = None if drafted is None else drafted.ahead(part)
+            penalized = self._counts.penalize(_get(logits, part), part_slots, params, ahead)
+            _put(logits, part, penalized)
 
     def _threshold(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Returns the least logit of each row that top_k, top_p and min_p leave."""
@@ -168,8 +170,8 @@ class Sampler:
         temperature, seed = self._params.temperature, self._params.seed
         sample(logits, slots, lengths, temperature, seed, threshold, last_token, out[:, 0])
         if len(rows.penalized):
-            of = slots[rows.penalized]
-            self._counts.add(of, last_token[of])
+            penalized = slots[rows.penalized]
+            self._counts.add(penalized, last_token[penalized])
         return Sampled(None)
 
     def _verify(
@@ -188,8 +190,8 @@ class Sampler:
         draws.draw(logits, threshold)
         last, path = drafted.accept(draws.drawn, slots, tokens, out)
         if len(rows.penalized):
-            of, some = slots[rows.drafts.penalized], last[rows.drafts.penalized]
-            self._counts.add(of, tokens.last_token[of], drafted.ahead(some))
+            penalized, last_rows = slots[rows.drafts.penalized], last[rows.drafts.penalized]
+            self._counts.add(penalized, tokens.last_token[penalized], drafted.ahead(last_rows))
         return Sampled(None, draws.tokens, last, path)
 
     def _logprobs(
@@ -201,8 +203,8 @@ class Sampler:
         rows: StepRows,
         sampled: Sampled,
     ) -> RowLogprobs:
-        """Returns the logprobs of `tokens` [R] in `logits`, the rows with logprobs: of a tree in those of accepted
-        nodes."""
+        """Returns the logprobs of `tokens` [R] in `logits` [rows with logprobs, V]; of a tree, only in the rows of
+        accepted nodes."""
         tokens = tokens[rows.with_logprobs]
         if sampled.path is not None:
             drafts = rows.drafts

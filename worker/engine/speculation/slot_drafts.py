@@ -57,10 +57,10 @@ class SlotDrafts:
 
     def __call__(self, step: DraftStep, hidden_states: Tensor) -> None:
         """Drafts for the slots of a step, if one or more take drafts, from `hidden_states` [T, hidden_size]. All DP ranks
-        draft for as many slots as the one with the most: others are idle."""
+        draft for the number of slots of the rank with the most: the further slots are idle."""
         plan, count = step.plan, step.plan.draft_slots
-        most = count if plan.group is None else plan.group.draft_slots
-        size = smallest(self._sizes, most) or most
+        largest = count if plan.group is None else plan.group.draft_slots
+        size = smallest(self._sizes, largest) or largest
         spare = size - count
         slots = [*plan.sampled_slots[:count], *[self._forward.slots.idle_slot] * spare]
         bounds = [*plan.draft_bounds[:count], *[0] * spare]

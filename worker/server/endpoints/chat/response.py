@@ -21,7 +21,7 @@ from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Cont
 
 
 @dataclass(slots=True)
-class Draft:
+class Collector:
     """Collects the parts of a choice."""
 
     choice: ChatChoice
@@ -55,32 +55,32 @@ class Draft:
         )
 
 
-async def draft(run: ChatRun) -> list[Draft]:
-    """Runs the request to its end. Returns one draft for each choice."""
+async def collect(run: ChatRun) -> list[Collector]:
+    """Runs the request to its end. Returns a collector for each choice."""
     handler = run.handler
-    drafts = [Draft(ChatChoice(run, index)) for index in range(handler.size)]
+    collected = [Collector(ChatChoice(run, index)) for index in range(handler.size)]
     while outputs := await handler.next():
         for output in outputs:
-            of = drafts[output.index]
-            for part in of.choice.take(output):
-                of.add(part)
-            of.finish = output.finish
-    return drafts
+            collector = collected[output.index]
+            for part in collector.choice.take(output):
+                collector.add(part)
+            collector.finish = output.finish
+    return collected
 
 
 async def completion(run: ChatRun, model: str) -> Completion:
     handler, details = run.handler, run.details
-    drafts = await draft(run)
+    collected = await collect(run)
     answer = Completion(
         **handler.identity.envelope("chatcmpl-", model),
-        choices=[_choice(index, of) for index, of in enumerate(drafts)],
-        usage=await usage_of(run, [of.choice for of in drafts]),
+        choices=[_choice(index, collector) for index, collector in enumerate(collected)],
+        usage=await usage_of(run, [collector.choice for collector in collected]),
         metrics=handler.timing,
     )
     prompt = handler.prompts[0]
     if details.token_ids:
         answer.prompt_token_ids = prompt
-    scores = drafts[0].choice.prompt_logprobs  # None after an early abort
+    scores = collected[0].choice.prompt_logprobs  # None after an early abort
     if details.prompt_logprobs is not None and scores is not None:
         answer.prompt_logprobs = await prompt_logprobs(
             handler.service.tokenizer, prompt, scores, details.prompt_logprobs
@@ -88,14 +88,15 @@ async def completion(run: ChatRun, model: str) -> Completion:
     return answer
 
 
-def _choice(index: int, of: Draft) -> Choice:
-    assert of.finish is not None, f"choice {index} has not ended"
+def _choice(index: int, collector: Collector) -> Choice:
+    choice, finish = collector.choice, collector.finish
+    assert finish is not None, f"choice {index} has not ended"
     return Choice(
         index,
-        of.message(),
-        of.choice.take_logprobs(),
-        of.choice.reason_of(of.finish) or "",
-        of.finish.matched,
-        of.finish.stop_reason,
-        of.choice.take_token_ids() if of.choice.run.details.token_ids else None,
+        collector.message(),
+        choice.take_logprobs(),
+        choice.reason_of(finish) or "",
+        finish.matched,
+        finish.stop_reason,
+        choice.take_token_ids() if choice.run.details.token_ids else None,
     )
