@@ -1,4 +1,4 @@
-"""linear in bf16 on one row and on a few, at the weights of V2-Lite's, V3's and Llama 3 8B's decode, beside torch's library.
+"""linear in bf16 on one row and on a few, at the weights of decode steps, beside torch's library.
 
     python bench/kernels/bench_linear.py [--rows 1 2 8 32 64] [--sweep] [--out bench/results/linear.jsonl]
 
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from mla_router.worker.kernels import linear_hopper as hopper
 from mla_router.worker.kernels.few_rows import MAX_INPUTS, MAX_ROWS, Tiles, few_rows_linear
-from mla_router.worker.kernels.linear import linear_triton
-from mla_router.worker.kernels.linear_hopper import linear_hopper, suits_hopper
+from mla_router.worker.kernels.linear import linear, linear_triton
+from mla_router.worker.kernels.linear_hopper import is_fastest
+from mla_router.worker.kernels.weight import Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -44,6 +44,10 @@ WEIGHTS = {
     "Llama output": (4096, 4096),
     "Llama gate and up": (28672, 4096),
     "Llama down": (4096, 14336),
+    "Gemma queries, keys and values": (8192, 3584),
+    "Gemma output": (3584, 4096),
+    "Gemma gate and up": (28672, 3584),
+    "Gemma down": (3584, 14336),
 }
 ONE_ROW_TILES = tuple(product((1, 2, 4, 8), (512, 1024, 2048), (4, 8)))
 FEW_ROWS_TILES = tuple(Tiles(*t) for t in product((16, 32), (64, 128, 256), (4, 8)))
@@ -75,26 +79,20 @@ class Case:
 
 
 def ours(x: Tensor, weight: Tensor, tiles: Any) -> Tensor:
-    if suits_hopper(x, weight):
-        return linear_hopper(x, weight, out_dtype=x.dtype, constant=True)
+    if tiles is None:
+        return linear(x, Weight(weight, constant=True))
     product = linear_triton if len(x) == 1 else few_rows_linear
     return product(x, weight, out_dtype=x.dtype, constant=True, tiles=tiles)
 
 
-def is_large(name: str) -> bool:
-    outputs, inputs = WEIGHTS[name]
-    return outputs * inputs >= hopper.LARGE
-
-
-def has_kernel(name: str, rows: int) -> bool:
-    few = rows <= MAX_ROWS and WEIGHTS[name][1] <= MAX_INPUTS
-    return rows == 1 or few or (is_large(name) and rows <= hopper.MAX_ROWS)
-
-
 def tile_space(name: str, rows: int) -> tuple[Any, ...]:
-    if rows > 1 and is_large(name):
-        return ()  # its tiles follow from the shape
-    return ONE_ROW_TILES if rows == 1 else FEW_ROWS_TILES
+    """Returns the tiles of the kernel for one row or a few, or none if another kernel or the library is the fastest."""
+    outputs, inputs = WEIGHTS[name]
+    if is_fastest(torch.empty(rows, 0, device="cuda"), outputs, inputs):
+        return ()
+    if rows == 1:
+        return ONE_ROW_TILES
+    return FEW_ROWS_TILES if rows <= MAX_ROWS and inputs <= MAX_INPUTS else ()
 
 
 def compiles(job: tuple[str, int, Any]) -> bool:
@@ -127,7 +125,7 @@ def measure(name: str, rows: int, tiles: list[Any]) -> dict[str, Any]:
 
 def main() -> None:
     args = parse_args()
-    cases = [(n, rows) for n, rows in product(args.weights, args.rows) if has_kernel(n, rows)]
+    cases = list(product(args.weights, args.rows))
     tiles: dict[tuple[str, int], list[Any]] = {case: [] for case in cases}
     if args.sweep:
         jobs = [(*case, t) for case in cases for t in tile_space(*case)]

@@ -37,11 +37,17 @@ LARGE = [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 3584), (5000, 3368)]
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("rows", [2, 8, 9, 31, 64])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 31, 64])
 def test_large_weights(
     rows: int, constant: bool, shape: tuple[int, int], out_dtype: torch.dtype
 ) -> None:
     test_float64(rows, constant, shape, out_dtype)
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048), (2048, 2816), (5632, 2048)], ids=str)
+@pytest.mark.parametrize("rows", [9, 16, 33, 64])
+def test_smaller_weights(rows: int, shape: tuple[int, int]) -> None:
+    test_float64(rows, True, shape, torch.bfloat16)
 
 
 @pytest.mark.parametrize("shape", [(4096, 14336), (4096, 4096)], ids=str)

@@ -18,6 +18,7 @@ from mla_router.worker.kernels.quantize import (
 )
 from mla_router.worker.kernels.quantized_linear import row_form
 from mla_router.worker.kernels.quantized_linear_hopper import (
+    Tiling,
     in_ring,
     quantized_linear_hopper,
     splits,
@@ -104,17 +105,19 @@ def test_product_of_rows_in_its_form(
     ],
 )
 def test_ring_of_tiles(outputs: int, inputs: int, block: tuple[int, int], tokens: int) -> None:
-    """Each split of the inputs, with a ring that is filled once and one that is filled several times."""
+    """Each tile of rows and split of the inputs, with a ring that is filled once and one that is filled several times."""
     weight = drawn_weight(outputs, inputs, block=block, device="cuda")
     x = torch.randn(tokens, inputs, device="cuda").bfloat16()
     rows = quantize_rows(x, FP8)
     expected = rounded(x, FP8) @ numbers(weight).T
-    for split in splits(padded_rows(tokens)):
-        for stages in (2, 8):
-            got = quantized_linear_hopper(
-                rows, weight, out_dtype=torch.float32, split=split, stages=stages
-            )
-            assert relative_error(got, expected) < EXACT, (split, stages)
+    for rows_of_tile in {8, 32, padded_rows(tokens)}:
+        for split in splits(rows_of_tile):
+            tiles = Tiling(rows_of_tile, split)
+            for stages in (2, 8):
+                got = quantized_linear_hopper(
+                    rows, weight, out_dtype=torch.float32, tiles=tiles, stages=stages
+                )
+                assert relative_error(got, expected) < EXACT, (tiles, stages)
 
 
 def on_cpu(weight: Weight) -> Weight:

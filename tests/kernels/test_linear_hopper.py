@@ -6,11 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.hopper_ring import full_waves
-from mla_router.worker.kernels.linear_hopper import SPLITS, linear_hopper
+from mla_router.worker.kernels.linear_hopper import (
+    HALF_RING_BYTES,
+    RING_BYTES,
+    Tiling,
+    linear_hopper,
+    tiling,
+)
 from support.sm90 import REGISTERS, compile_sm90
 
-ROWS = (2, 12, 32, 64)
+ROWS = (1, 12, 32, 64)
 
 
 def launches() -> None:
@@ -20,9 +25,10 @@ def launches() -> None:
     )
     for rows in ROWS:
         for split in (1, 2):
-            linear_hopper(x[:rows], weight, out_dtype=x.dtype, constant=True, split=split)
-    linear_hopper(x, head, out_dtype=torch.float32, constant=True, split=2)
-    linear_hopper(x, weight, out_dtype=x.dtype, constant=False, split=1)
+            tiles = Tiling(split, RING_BYTES)
+            linear_hopper(x[:rows], weight, out_dtype=x.dtype, constant=True, tiles=tiles)
+    linear_hopper(x, head, out_dtype=torch.float32, constant=True)
+    linear_hopper(x, weight, out_dtype=x.dtype, constant=False)
 
 
 def test_compiled_for_sm_90() -> None:
@@ -35,9 +41,29 @@ def test_compiled_for_sm_90() -> None:
         assert report.reads_ahead == report.constants["AHEAD"], report
 
 
+def half_launches() -> None:
+    """Launches Llama 3 8B's gate and up, whose programs have half a multiprocessor each."""
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (64, 28672))
+    for rows in ROWS:
+        linear_hopper(x[:rows], weight, out_dtype=x.dtype, constant=True)
+
+
+def test_two_programs_fit_a_multiprocessor() -> None:
+    for report in compile_sm90(half_launches):
+        report.check()
+        report.check_resident(2)
+
+
 @pytest.mark.parametrize(
-    ("outputs", "split"),
-    [(4096, 2), (6144, 1), (8448, 1), (8449, 2), (28672, 2)],
+    ("rows", "outputs", "tiles"),
+    [
+        (1, 4096, Tiling(2, RING_BYTES)),
+        (64, 4096, Tiling(2, RING_BYTES)),
+        (8, 6144, Tiling(2, HALF_RING_BYTES)),
+        (9, 6144, Tiling(1, RING_BYTES)),
+        (8, 28672, Tiling(2, HALF_RING_BYTES)),
+        (64, 28672, Tiling(1, HALF_RING_BYTES)),
+    ],
 )
-def test_the_last_wave_is_full(outputs: int, split: int) -> None:
-    assert full_waves(outputs, SPLITS, 132) == split
+def test_tiling_on_132_multiprocessors(rows: int, outputs: int, tiles: Tiling) -> None:
+    assert tiling(rows, outputs, 132) == tiles

@@ -13,7 +13,12 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.quantize import quantize_rows_torch, quantize_rows_triton
 from mla_router.worker.kernels.quantized_gemv import norm_gemv_triton, quantized_gemv_triton
 from mla_router.worker.kernels.quantized_linear import Tiles, quantized_linear_triton
-from mla_router.worker.kernels.quantized_linear_hopper import quantized_linear_hopper, splits
+from mla_router.worker.kernels.quantized_linear_hopper import (
+    Tiling,
+    quantized_linear_hopper,
+    splits,
+    tiling,
+)
 from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from support.quantized import drawn_weight, numbers, relative_error, rounded
 from support.sm90 import compile_sm90
@@ -146,8 +151,9 @@ def hopper_launches() -> None:
         x = torch.empty(count, inputs, dtype=torch.bfloat16, device="meta")
         q = quantize_rows_triton(x, FP8)
         weight = drawn_meta(outputs, inputs, FP8)
-        for split in splits(padded_rows(count)):
-            quantized_linear_hopper(q, weight, out_dtype=x.dtype, split=split)
+        tile = padded_rows(count)
+        for split in splits(tile):
+            quantized_linear_hopper(q, weight, out_dtype=x.dtype, tiles=Tiling(tile, split))
 
 
 def drawn_meta(outputs: int, inputs: int, dtype: torch.dtype) -> quantized_linear.Weight:
@@ -173,6 +179,24 @@ def test_ring_of_tiles_compiled_for_sm_90() -> None:
             assert report.has_wgmma, report
             # The weight by the warp that copies, its scales by those that multiply
             assert report.reads_early == ["weight", "weight_scales"], report
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "tiles"),
+    [
+        (8, 2048, 2048, Tiling(8, 1)),
+        (8, 2112, 7168, Tiling(8, 2)),
+        (32, 2112, 7168, Tiling(32, 2)),
+        (65, 2112, 7168, Tiling(32, 1)),
+        (128, 2048, 2816, Tiling(32, 1)),
+        (100, 3648, 2048, Tiling(64, 1)),
+        (128, 5632, 2048, Tiling(128, 1)),
+        (16, 24576, 1536, Tiling(16, 1)),
+    ],
+)
+def test_rings_on_132_multiprocessors(rows: int, outputs: int, inputs: int, tiles: Tiling) -> None:
+    """As many programs as multiprocessors at most, unless the outputs alone are more."""
+    assert tiling(rows, outputs, inputs, 132) == tiles
 
 
 @pytest.mark.parametrize("added", [True, False])

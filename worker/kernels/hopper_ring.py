@@ -55,17 +55,6 @@ def programs(outputs: int, split: int) -> int:
     return -(-outputs * split // PRODUCT_ROWS)
 
 
-def full_waves(outputs: int, splits: tuple[int, ...], multiprocessors: int) -> int:
-    """Returns the split, of `splits` in ascending order, whose programs take the least time in whole waves of one
-    program a multiprocessor."""
-
-    def outputs_in_turn(split: int) -> int:
-        each = PRODUCT_ROWS // split
-        return -(-outputs // (each * multiprocessors)) * each
-
-    return min(splits, key=outputs_in_turn)
-
-
 def tiles_of(matrix: Tensor, rows: int) -> TensorDescriptor:
     """Returns the descriptor of a matrix [N, K], contiguous in the last axis, in tiles of so many rows."""
     depth = DEPTH_BYTES // matrix.itemsize
@@ -138,11 +127,13 @@ def _copy_weight(ring, weight, step, stage, SPLIT: gl.constexpr):
 @gluon.jit
 def _copy_rows(ring, x, step, stage, SPLIT: gl.constexpr):
     activations, full = ring[1], ring[2]
+    ROWS: gl.constexpr = activations.shape[1]
     DEPTH: gl.constexpr = activations.shape[2]
+    first = gl.program_id(1) * ROWS
     for part in gl.static_range(SPLIT):
         tma.async_copy_global_to_shared(
             x,
-            [0, (SPLIT * step + part) * DEPTH],
+            [first, (SPLIT * step + part) * DEPTH],
             full.index(stage),
             activations.index(SPLIT * stage + part),
         )
@@ -190,6 +181,6 @@ def store_transposed(result, out, rows, N: gl.constexpr):
     stored: gl.constexpr = gl.BlockedLayout([8, 1], [OUTPUTS // 8, 256 // OUTPUTS], [1, 4], [0, 1])
     result = gl.convert_layout(result.to(out.dtype.element_ty), stored)
     output = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, stored))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, stored))
+    row = gl.program_id(1) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, stored))
     at = out + gl.expand_dims(row.to(gl.int64) * N, 0) + gl.expand_dims(output, 1)
     gl.store(at, result, gl.expand_dims(row < rows, 0) & gl.expand_dims(output < N, 1))

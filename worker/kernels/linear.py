@@ -2,8 +2,8 @@
 
 Matrix libraries have tiles for many rows. With one row most of a tile is empty and few programs have work. Here
 each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows,
-`linear_hopper.py` the one for 2 to 64 rows and large weights on Hopper, `quantized_linear.py` the kernels for quantized
-weights, and `library.py` chooses the library for the others.
+`linear_hopper.py` the one for up to 64 rows on Hopper, `quantized_linear.py` the kernels for quantized weights, and
+`library.py` chooses the library for the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.library import library_linear
-from mla_router.worker.kernels.linear_hopper import linear_hopper, suits_hopper
+from mla_router.worker.kernels.linear_hopper import FEW_INPUTS, linear_hopper, suits_hopper
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
 from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
-MAX_OUTPUTS, FEW_INPUTS = 32768, 2048
+MAX_OUTPUTS = 32768
 
 
 def linear(
@@ -47,12 +47,12 @@ def linear(
     matrix, constant = weight.values, weight.constant
     if not on_gpu(x):
         return linear_torch(x, matrix, bias, out_dtype=out_dtype)
+    if bias is None and suits_hopper(x, matrix):
+        return linear_hopper(x, matrix, out_dtype=out_dtype, constant=constant)
     if bias is None and x.shape[0] == 1 and is_ours(*matrix.shape):
         return linear_triton(x, matrix, out_dtype=out_dtype, constant=constant)
     if bias is None and is_few(x, matrix):
         return few_rows_linear(x, matrix, out_dtype=out_dtype, constant=constant)
-    if bias is None and suits_hopper(x, matrix):
-        return linear_hopper(x, matrix, out_dtype=out_dtype, constant=constant)
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
         return torch.mm(x, matrix.t(), out_dtype=out_dtype)

@@ -1,10 +1,12 @@
-"""x @ weight.T for 2 to 64 rows and a large 16-bit weight, for Hopper's tensor cores (sm_90), in Gluon.
+"""x @ weight.T for few rows and a 16-bit weight, for Hopper's tensor cores (sm_90), in Gluon.
 
-A program is five warps: one copies tiles to a ring (`hopper_ring.py`), and a warpgroup multiplies. One program fits a
-multiprocessor, so the last wave of programs should be a full one.
+A program is five warps: one copies tiles to a ring (`hopper_ring.py`), and a warpgroup multiplies. Few programs have a
+multiprocessor each, and a large ring. Of more programs two fit a multiprocessor, so that one reads while another ends.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,22 +33,33 @@ from mla_router.worker.kernels.hopper_ring import (
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 MAX_ROWS = 64
-# Rows from which programs read so much of x that the library is faster, unless there are few outputs for many inputs
-MANY_ROWS = 33
-LARGE = 1 << 24  # numbers of the smallest weight: that of a square layer with 4,096 inputs
-SPLITS = (1, 2)
-RING_BYTES = 200 << 10  # of a program: the kernels between two products fit beside it
+FEW_ROWS = 8
+# Numbers of the smallest weight for one row, for FEW_ROWS and for more. Smaller ones are joined with a norm
+# (`norm_linear.py`) or streamed by programs of few outputs (`linear.py`, `few_rows.py`), and one row of FEW_INPUTS as well
+SMALLEST_OF_ONE, SMALLEST_OF_FEW, SMALLEST = 6144 * 4096, 1 << 24, 1 << 22
+FEW_INPUTS = 2048
+# Of a program that has a multiprocessor to itself: the kernels between two products fit beside it
+RING_BYTES = 200 << 10
+HALF_RING_BYTES = 104 << 10  # of one of two
 REGISTERS = 128  # of a thread: a norm's programs start beside a program of eight warps
 
 
+class Tiling(NamedTuple):
+    split: int  # parts of the inputs (`hopper_ring.py`)
+    ring_bytes: int
+
+
+def tiling(rows: int, outputs: int, multiprocessors: int) -> Tiling:
+    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernels.md)."""
+    halves_fit = 2 * ring_of.programs(outputs, 1) <= multiprocessors
+    split = 2 if halves_fit or rows <= FEW_ROWS else 1
+    is_one_wave = ring_of.programs(outputs, split) <= multiprocessors
+    return Tiling(split, RING_BYTES if is_one_wave else HALF_RING_BYTES)
+
+
 def suits_hopper(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel serves the product of x [T, K] and weight [N, K], and is faster than the library's."""
-    rows, (outputs, inputs) = len(x), weight.shape
-    if not on_gpu(x) or not is_hopper(x.device) or x.dtype != weight.dtype:
-        return False
-    if not 1 < rows <= MAX_ROWS or outputs * inputs < LARGE:
-        return False
-    if rows >= MANY_ROWS and inputs <= outputs:
+    """Whether the kernel serves the product of x [T, K] and weight [N, K], and is faster than the others."""
+    if not on_gpu(x) or x.dtype != weight.dtype or not is_fastest(x, *weight.shape):
         return False
     tensors = (x, weight)
     return all(
@@ -57,21 +70,31 @@ def suits_hopper(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def is_fastest(x: Tensor, outputs: int, inputs: int) -> bool:
+    """Whether the kernel is the fastest for the rows of x, which are on a GPU, and so large a weight."""
+    rows, numbers = len(x), outputs * inputs
+    if not is_hopper(x.device) or not 0 < rows <= MAX_ROWS:
+        return False
+    if rows == 1:
+        return numbers >= SMALLEST_OF_ONE and inputs > FEW_INPUTS
+    return numbers >= (SMALLEST_OF_FEW if rows <= FEW_ROWS else SMALLEST)
+
+
 def linear_hopper(
     x: Tensor,
     weight: Tensor,
     *,
     out_dtype: torch.dtype,
     constant: bool = False,
-    split: int = 0,
+    tiles: Tiling | None = None,
 ) -> Tensor:
     """Returns x @ weight.T [T, N] of operands that `suits_hopper`. With `constant` the weight is read before the wait
-    (`pdl.py`). `split`: parts of the inputs (`hopper_ring.py`); 0: chosen by the number of outputs."""
+    (`pdl.py`). `tiles` replaces `tiling`, for benchmarks."""
     (rows, inputs), outputs = x.shape, len(weight)
     assert 0 < rows <= MAX_ROWS and weight.shape[1] == inputs, (
         f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
     )
-    split = split or ring_of.full_waves(outputs, SPLITS, limits(x.device).multiprocessors)
+    split, ring_bytes = tiles or tiling(rows, outputs, limits(x.device).multiprocessors)
     columns = ring_of.padded_rows(rows)
     steps = ring_of.steps_of(inputs, x.itemsize, split)
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
@@ -83,7 +106,7 @@ def linear_hopper(
         N=outputs,
         SPLIT=split,
         STEPS=steps,
-        STAGES=min(RING_BYTES // ring_of.tile_bytes(columns, split), steps),
+        STAGES=min(ring_bytes // ring_of.tile_bytes(columns, split), steps),
         AHEAD=constant,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=4,

@@ -19,6 +19,7 @@ from torch import Tensor
 from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
+from mla_router.worker.kernels.linear_hopper import is_fastest as hopper_is_fastest
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.quantize import empty_rows, store_quantized
 from mla_router.worker.kernels.quantize import has_kernel as has_quantized_kernel
@@ -100,7 +101,8 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
     if rows == 1:
         if outputs <= FEW_OUTPUTS:
             return inputs <= MAX_INPUTS
-        return inputs <= MAX_REREAD_INPUTS and outputs <= MAX_OUTPUTS
+        is_short = inputs <= MAX_REREAD_INPUTS and outputs <= MAX_OUTPUTS
+        return is_short and not hopper_is_fastest(x, outputs, inputs)
     few = outputs <= FEW_OUTPUTS and rows * outputs <= MAX_PRODUCTS
     return 1 < rows <= MAX_ROWS and inputs <= SHORT_INPUTS and few
 

@@ -7,6 +7,8 @@ float32. The two sums are added at the end.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -18,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from mla_router.worker.kernels import hopper_ring as ring_of
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.hopper_ring import (
     PRODUCER_REGISTERS,
@@ -34,9 +37,11 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 
 MAX_ROWS = 128
 MAX_COLUMNS = 128  # of a warpgroup's product: rows of x times parts of the inputs
-# Weights of so many outputs and inputs at most are multiplied fastest by this kernel for 2 to 128 rows (steps of
-# V2-Lite on an H100), larger ones for 2 to fewer rows (docs/design/kernels.md)
-SMALL_OUTPUTS, SMALL_INPUTS = 16384, 4096
+# Many rows of weights with more outputs, or with more inputs, are multiplied faster by torch's library
+MOST_OUTPUTS, MOST_INPUTS = 16384, 4096
+FEW_OUTPUTS = (
+    4096  # ... unless each tile of 64 rows and outputs can have a multiprocessor to itself
+)
 # The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
 # of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead
 STAGES = 8
@@ -59,9 +64,29 @@ def in_ring(weight: Weight, rows: int) -> bool:
 
 def most_rows(outputs: int, inputs: int) -> int:
     """Returns the most rows for which the kernel is the fastest."""
-    if outputs > SMALL_OUTPUTS:
+    if outputs > MOST_OUTPUTS:
         return 32
-    return MAX_ROWS if inputs <= SMALL_INPUTS else 64
+    return MAX_ROWS if inputs <= MOST_INPUTS or outputs <= FEW_OUTPUTS else 64
+
+
+class Tiling(NamedTuple):
+    rows: int  # of x in a tile, a power of 2
+    split: int  # parts of the inputs (`hopper_ring.py`): `rows * split` is at most MAX_COLUMNS
+
+
+def tiling(rows: int, outputs: int, inputs: int, multiprocessors: int) -> Tiling:
+    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernels.md).
+
+    A program copies rows of x as well. Of 128 rows they are twice as many bytes as its part of the weight. So the rows
+    are divided into tiles of at least 32, and long inputs of few rows into parts, if each program still has a
+    multiprocessor to itself.
+    """
+    tile, programs = ring_of.padded_rows(rows), ring_of.programs(outputs, 1)
+    while tile >= 64 and programs * -(-rows // (tile // 2)) <= multiprocessors:
+        tile //= 2
+    programs *= -(-rows // tile)
+    is_split = inputs > MOST_INPUTS and tile <= 32 and 2 * programs <= multiprocessors
+    return Tiling(tile, 2 if is_split else 1)
 
 
 def splits(rows: int) -> tuple[int, ...]:
@@ -74,19 +99,20 @@ def quantized_linear_hopper(
     weight: Weight,
     *,
     out_dtype: torch.dtype,
-    split: int = 1,
+    tiles: Tiling | None = None,
     stages: int = STAGES,
 ) -> Tensor:
     """Returns x @ weight.T [T, N] in `out_dtype`, for x [T, K] in groups of 128, T <= MAX_ROWS, K a multiple of 16.
-    `split`: parts of the inputs (`hopper_ring.py`), one of `splits`. `stages`: of the ring, an even number."""
+    `tiles` and `stages`, an even number of stages of the ring, replace the choices, for benchmarks."""
     assert weight.scales is not None and x.group == GROUP, f"{x.group=}"
     (rows, inputs), outputs = x.values.shape, len(weight.values)
     assert 0 < rows <= MAX_ROWS and weight.values.shape == (outputs, inputs)
-    columns = ring_of.padded_rows(rows)
+    columns, split = tiles or tiling(rows, outputs, inputs, limits(x.device).multiprocessors)
+    assert split * columns <= MAX_COLUMNS
     steps = ring_of.steps_of(inputs, 1, split)
     stages = min(stages, RING_BYTES // ring_of.tile_bytes(columns, split) // 2 * 2)
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.values.device)
-    _linear_kernel[(ring_of.programs(outputs, split),)](
+    _linear_kernel[(ring_of.programs(outputs, split), -(-rows // columns))](
         ring_of.tiles_of(x.values, columns),
         x.scales,
         ring_of.tiles_of(weight.values, PRODUCT_ROWS // split),
@@ -181,7 +207,7 @@ def _consume(
     of_weight = gl.arange(0, HEIGHT, gl.SliceLayout(1, product))
     of_column = gl.arange(0, COLUMNS, gl.SliceLayout(0, product))
     output = gl.program_id(0) * PART + of_weight % PART
-    row = of_column % ROWS
+    row = gl.program_id(1) * ROWS + of_column % ROWS
     weight_part, x_part = of_weight // PART, of_column // ROWS
     weight_scale_at = weight_scales + gl.minimum(output, N - 1) // SCALE_ROWS * SCALES
     x_scale_at = x_scales + row * row_stride

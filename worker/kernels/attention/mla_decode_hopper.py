@@ -7,7 +7,8 @@ rows of the products and queries are the columns: scores are [tokens, queries], 
 which saves the registers and instructions of Triton's small products. FP8 rows become operands in registers
 (`fp8_operands.py`). The Triton kernel (`mla_decode_kernel.py`) is otherwise the same, and serves all other cases.
 
-Shared memory has STAGES blocks of cached rows. Queries are loaded after the copies of the first blocks have begun.
+Shared memory has STAGES blocks of cached rows. Queries are loaded before the copies of the first blocks begin: no score
+is possible without them.
 """
 
 from __future__ import annotations
@@ -132,14 +133,15 @@ def attend_hopper_kernel(
         if SETTLED:
             wait_for_previous()
         source = cache, pages, tokens, length, last
-        for stage in gl.static_range(STAGES):
-            page = _copy_block(memory, stage, first + stage, page, source, PAGE_SIZE)
         new_token = (request * QUERIES).to(gl.int64)
         exists = row < ALL_ROWS
         at = q_latent + new_token * q_latent_stride_t
-        _load_queries(latent_queries, at, at_latent, exists, FP8)
-        at = q_pe + new_token * q_pe_stride_t
-        _load_queries(rope_queries, at, at_rope, exists, FP8)
+        latent_query = _read_queries(at, at_latent, exists, PIECES)
+        rope_query = _read_queries(q_pe + new_token * q_pe_stride_t, at_rope, exists, 1)
+        for stage in gl.static_range(STAGES):
+            page = _copy_block(memory, stage, first + stage, page, source, PAGE_SIZE)
+        _store_queries(latent_queries, latent_query, FP8)
+        _store_queries(rope_queries, rope_query, FP8)
         # Each new token attends to itself and the tokens before
         visible = length
         if QUERIES > 1 and not PREFIX:
@@ -171,13 +173,21 @@ def attend_hopper_kernel(
 
 
 @gluon.jit
-def _load_queries(memory, queries, offsets, exists, FP8: gl.constexpr):
-    """Copies queries of a request to `memory` [PIECES, ROWS, WIDTH], and zeros where none exist: from the pointer
-    `queries` and the offsets [ROWS, WIDTH] of the first piece. For an FP8 cache they are `ordered`."""
-    PIECES: gl.constexpr = memory.shape[0]
+def _read_queries(queries, offsets, exists, PIECES: gl.constexpr):
+    """Returns pieces of the queries of a request, and zeros where none exist: from the pointer `queries` and the offsets
+    [ROWS, WIDTH] of the first piece."""
+    pieces = ()
     for piece in gl.static_range(PIECES):
         at = queries + (offsets + (piece // 2 * 128 + piece % 2 * 16))
-        q = gl.load(at, mask=exists, other=0.0)
+        pieces += (gl.load(at, mask=exists, other=0.0),)  # type: ignore[assignment]
+    return pieces
+
+
+@gluon.jit
+def _store_queries(memory, pieces, FP8: gl.constexpr):
+    """Stores pieces of queries to `memory` [PIECES, ROWS, WIDTH]. For an FP8 cache they are `ordered`."""
+    for piece in gl.static_range(len(pieces)):
+        q = pieces[piece]
         if FP8:
             q = ordered(operand(q, FP8))
         memory.index(piece).store(q)
