@@ -28,7 +28,7 @@ async def serve(
 ) -> int:
     """Starts the workers behind a running router, and ends both after a signal. Returns the exit status.
 
-    `drain_s`: time limit for running requests after SIGTERM. `announce` runs beside it. Raises GaveUpError.
+    `drain_s`: time limit for running requests after SIGTERM. `announce` runs at the same time. Raises GaveUpError.
     """
     signals = StopSignals(kill=supervisor.kill)
     supervisor.start()

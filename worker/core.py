@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0  # output tokens before any of `stop_token_ids` may be sampled
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False  # of the sampled tokens
-    top_logprobs: int = 0  # number of most likely tokens beside each token with a logprob
+    top_logprobs: int = 0  # number of most likely tokens for each token with a logprob
     # First prompt token with a logprob; None: no prompt logprobs
     prompt_logprobs_from: int | None = None
     # Bitmask of the tokens that may be sampled: bit t % 8 of byte t // 8 is token t. Empty: all tokens.

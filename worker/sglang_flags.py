@@ -72,7 +72,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--kv-events-config": _tunes("caches are not announced by events", ONE),
     # devices and processes that work together
     "--nccl-port": _tunes("NCCL chooses its ports", ONE),
-    "--gpu-id-step": _tunes("the GPUs of --dp-size lie beside each other", ONE, "1"),
+    "--gpu-id-step": _tunes("the GPUs of --dp-size are adjacent", ONE, "1"),
     "--enable-p2p-check": _tunes(_ONE_WAY),
     "--enable-nccl-nvls": _tunes(_ONE_WAY),
     "--enable-symm-mem": _tunes(_ONE_WAY),
@@ -99,7 +99,9 @@ FLAGS: dict[str, ForeignFlag] = {
     "--flashinfer-mla-disable-ragged": _tunes(_KERNELS),
     "--triton-attention-num-kv-splits": _tunes("splits follow from the batch", ONE),
     "--triton-attention-reduce-in-fp32": _tunes(_ALWAYS),
-    "--disable-shared-experts-fusion": _tunes("shared experts run beside the routed ones"),
+    "--disable-shared-experts-fusion": _tunes(
+        "shared experts run at the same time as the routed ones"
+    ),
     "--disable-chunked-prefix-cache": _tunes(_KERNELS),
     "--disable-cuda-graph-padding": _tunes("see --cuda-graph-bs"),
     "--enable-cudagraph-gc": _tunes("no such setting"),

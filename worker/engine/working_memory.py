@@ -1,4 +1,4 @@
-"""Measures the device memory that a step needs beside weights and KV cache, by a profile run of the largest steps."""
+"""Measures the device memory that a step needs in addition to weights and KV cache, by a profile run of the largest steps."""
 
 from __future__ import annotations
 

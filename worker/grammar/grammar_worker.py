@@ -132,10 +132,10 @@ def _fill(
             if row.drafts:
                 drafted.append((row, output))
     filler.fill(on_path, masks, rows)
-    return Filled(strays, runs, _fill_behind_drafts(drafted, masks, filler))
+    return Filled(strays, runs, _fill_after_drafts(drafted, masks, filler))
 
 
-def _fill_behind_drafts(
+def _fill_after_drafts(
     drafted: list[tuple[Row, Output]], masks: np.ndarray, filler: BatchFiller
 ) -> dict[int, int]:
     """Writes the masks after the drafts of each row. Returns `Filled.counts`."""

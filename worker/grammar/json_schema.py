@@ -211,10 +211,10 @@ def _problem(part: dict[str, Any]) -> str:
     types = types if isinstance(types, list) else [types]
     for key, wanted in _NEEDS_TYPE.items():
         if key in part and not set(wanted) & set(map(str, types)):
-            return f"`{key}` is supported only beside `type`: {' or '.join(wanted)}"
+            return f"`{key}` is supported only together with `type`: {' or '.join(wanted)}"
     given = [[key for key in keys if key in part] for keys in _OF_STRINGS]
     if len(several := [keys[0] for keys in given if keys]) > 1:
-        return f"`{several[0]}` is not supported beside `{several[1]}`"
+        return f"`{several[0]}` is not supported together with `{several[1]}`"
     if "multipleOf" in part and "number" in types:
         return "`multipleOf` is supported only of an integer"
     named = part.get("properties", {})

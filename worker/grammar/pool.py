@@ -227,9 +227,9 @@ class Grammars:
                     self._join(worker, waiting)
 
     def _start(self, grammar: Grammar, slow: bool) -> GrammarWorker | None:
-        most, cpu_s = (MAX_SLOW, SLOW_CPU_S) if slow else (MAX_QUICK, QUICK_CPU_S)
+        limit, cpu_s = (MAX_SLOW, SLOW_CPU_S) if slow else (MAX_QUICK, QUICK_CPU_S)
         compiling = [worker for worker in self._workers.values() if worker.is_compiling]
-        if sum(worker.compile_cpu_s == cpu_s for worker in compiling) >= most:
+        if sum(worker.compile_cpu_s == cpu_s for worker in compiling) >= limit:
             return None
         if len(self._workers) >= MAX_WORKERS and not self._evict_one():
             return None

@@ -5,7 +5,7 @@ results are summed, and each DP rank gets its own rows of the sum. Either all ro
 sent to the ranks that have its experts, which its own rank has chosen.
 
 Rows that all products of the layer take quantized are sent quantized, which is half the bytes, as DeepSeek-V3 sends them
-(arXiv:2412.19437, section 3.3.2). Then each rank computes the gate's logits of its own rows, and sends them beside.
+(arXiv:2412.19437, section 3.3.2). Then each rank computes the gate's logits of its own rows, and sends them as well.
 """
 
 from __future__ import annotations

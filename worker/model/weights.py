@@ -154,7 +154,7 @@ def has_tensor(folder: Path, name: str) -> bool:
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of `folder`, by its index if there is one. Raises ModelError."""
     if (folder / NEXTN_FILE).is_file():
-        return [folder / NEXTN_FILE]  # an index beside it is a copy of the model's
+        return [folder / NEXTN_FILE]  # an index in this folder is a copy of the model's
     index = folder / INDEX_FILE
     if not index.is_file():
         if not (folder / SINGLE_FILE).is_file():

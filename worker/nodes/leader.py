@@ -186,12 +186,12 @@ async def other_nodes(
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(accept, sock=listener)
-        beside = [asyncio.create_task(nodes.expect()), asyncio.create_task(nodes.watch())]
+        tasks = [asyncio.create_task(nodes.expect()), asyncio.create_task(nodes.watch())]
         try:
             yield nodes
         finally:
             server.close()
-            for task in beside:
+            for task in tasks:
                 task.cancel()
             nodes.end()
             if connections:  # the last messages

@@ -75,7 +75,7 @@ class Admission:
     def admit(
         self, running: Collection[Request], *, decodes: int
     ) -> tuple[list[Request], list[ChunkBudget]] | None:
-        """Admits requests that fit into memory and into the step, beside the requests in prefill. Returns the admitted
+        """Admits requests that fit into memory and into the step, in addition to the requests in prefill. Returns the admitted
         requests and the budgets of all; None if no request is admitted.
 
         A request that does not fit blocks those behind it: otherwise a stream of small requests could block it for

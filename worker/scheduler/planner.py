@@ -59,16 +59,16 @@ class Planner:
         preempted = self.by_priority and self._preempt()
         decodes = [request for request in self.running.values() if request.wants_decode]
         decodes_first = not self.mix and self._last_was_prefill and bool(decodes)
-        beside = len(decodes) if self.mix else 0
+        mixed_decodes = len(decodes) if self.mix else 0
         budgets: list[ChunkBudget] = []
         if not decodes_first:
-            budgets = self.admission.continued(decodes=beside)
+            budgets = self.admission.continued(decodes=mixed_decodes)
         admitted: list[Request] = []
         if self._retract_for_memory(decodes, budgets):
             decodes = [request for request in decodes if request.slot >= 0]
             budgets = [budget for budget in budgets if budget.request.slot >= 0]
         elif not decodes_first and not preempted:
-            admitted, budgets = self._admit(beside) or ([], budgets)
+            admitted, budgets = self._admit(mixed_decodes) or ([], budgets)
         if budgets and not self.mix:
             decodes = []
         self._last_was_prefill = bool(budgets)

@@ -343,7 +343,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
     ("schema", "reason"),
     [
         ({**STRING, "pattern": "^a*b*$", "maxLength": 3}, "say the length in the pattern"),
-        ({**STRING, "not": {"const": "a"}}, "`not` of values .* beside `enum`"),
+        ({**STRING, "not": {"const": "a"}}, "`not` of values .* with `enum`"),
         ({**STRING, "not": {"pattern": "a"}}, "`pattern` is not supported within `not`"),
         ({"type": "array", "items": STRING, "uniqueItems": True}, "`items` of few values"),
         (

@@ -120,17 +120,23 @@ CLOSED = {"type": "object", "properties": {"a": True, "b": True}}
         (CLOSED | {"minProperties": 2, "patternProperties": {"^c": {}}}, "`minProperties` is"),
         (
             CLOSED | {"properties": {"a": False}, "additionalProperties": True},
-            "cannot forbid `a` beside",
+            "cannot forbid `a` together with",
         ),
         (
             CLOSED | {"properties": {"a": False}, "patternProperties": {"^c": {}}},
-            "cannot forbid `a` beside",
+            "cannot forbid `a` together with",
         ),
-        (CLOSED | {"propertyNames": {"maxLength": 1}, "additionalProperties": True}, "beside"),
-        (CLOSED | {"propertyNames": {"maxLength": 1}, "patternProperties": {"c": {}}}, "beside"),
+        (
+            CLOSED | {"propertyNames": {"maxLength": 1}, "additionalProperties": True},
+            "together with",
+        ),
+        (
+            CLOSED | {"propertyNames": {"maxLength": 1}, "patternProperties": {"c": {}}},
+            "together with",
+        ),
         (CLOSED | {"propertyNames": {"pattern": "a"}}, "with a pattern is not supported"),
         (CLOSED | {"patternProperties": {"^b$": {}}}, "must not match `b`"),
-        ({"uniqueItems": True}, "only beside `type`: array"),
+        ({"uniqueItems": True}, "only together with `type`: array"),
     ],
 )
 def test_refusals_give_the_reason(schema: dict[str, Any], reason: str) -> None:

@@ -50,7 +50,7 @@ def test_a_value_holds_if_it_is_valid(schema: dict[str, Any]) -> None:
 
 def test_keywords_of_other_types_do_not_matter() -> None:
     assert holds("a", {"minItems": 3})
-    with pytest.raises(Inexact, match="`minItems` is not supported beside `enum`"):
+    with pytest.raises(Inexact, match="`minItems` is not supported together with `enum`"):
         holds([], {"minItems": 3})
 
 

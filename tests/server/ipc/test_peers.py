@@ -13,7 +13,7 @@ from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import AbortName, Drain, Generate, HasName, PeerQuery, Ping
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox
-from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
+from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.request_names import NamedRequests, Names
@@ -83,24 +83,6 @@ def test_a_silent_process(tmp_path: Path) -> None:
         assert await peers[0].ask(1, Ping()) == 1
 
     play(tmp_path, scenario)
-
-
-def test_a_barrier_can_be_used_again() -> None:
-    async def run() -> None:
-        barrier, passed = TaskBarrier(3), []
-
-        async def walk(name: str) -> None:
-            for stage in range(50):
-                await barrier.wait()
-                passed.append((stage, name))
-
-        await asyncio.gather(*map(walk, "abc"))
-        assert [stage for stage, _ in passed] == sorted(stage for stage, _ in passed)
-        alone = TaskBarrier(1)
-        await alone.wait()
-        await alone.wait()
-
-    asyncio.run(run())
 
 
 def test_names_are_unique_over_all_processes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and the most likely tokens beside them.
+"""Log-probabilities of given tokens, and the most likely tokens at their positions.
 
 They come from the softmax of the model's logits over the tokens that may be sampled: after a grammar's token bitmask
 and `allowed_token_ids`, before logit biases, penalties and temperature. A masked token has no log-probability and is

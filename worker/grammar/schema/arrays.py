@@ -23,7 +23,7 @@ def containing(part: Schema) -> list[Schema]:
     most = part.get("maxItems", MAX_CONTAINING + 1)
     if types_of(part) != ["array"] or most > MAX_CONTAINING:
         raise Inexact(
-            f"`contains` is supported only beside `type`: array and `maxItems` of at most {MAX_CONTAINING}"
+            f"`contains` is supported only together with `type`: array and `maxItems` of at most {MAX_CONTAINING}"
         )
     rest = {key: value for key, value in part.items() if key not in ("contains", "minContains")}
     items, given = part.get("items", True), part.get("prefixItems", [])
@@ -71,7 +71,7 @@ def _without_repeats(part: Schema, least: int, most: float) -> Any:
     values = finite(part.get("items", True))
     if values is None or "prefixItems" in part or types_of(part) != ["array"]:
         raise Inexact(
-            "`uniqueItems` is supported only beside `items` of few values, as an `enum` lists them"
+            "`uniqueItems` is supported only together with `items` of few values, as an `enum` lists them"
         )
     most = int(min(most, len(values)))
     if sum(math.perm(len(values), length) for length in range(least, most + 1)) > MAX_ARRAYS:

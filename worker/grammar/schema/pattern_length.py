@@ -63,7 +63,7 @@ def bounded(pattern: str, least: int, most: int | None) -> str:
         or low > longest
     ):
         raise Inexact(
-            "`pattern` is not supported beside `minLength` or `maxLength` here: say the length in the "
+            "`pattern` is not supported together with `minLength` or `maxLength` here: say the length in the "
             "pattern, as in `^[a-z]{1,8}$`"
         )
     item = variable[0]
@@ -101,7 +101,7 @@ def _sequence(pattern: str, at: int) -> tuple[list[_Item], int]:
         found = _TOKEN.match(pattern, at)
         kind = found and found.lastgroup
         if found is None or (kind == "escape" and found[0][1] in UNSUPPORTED):
-            raise Inexact(f"`pattern` is not supported beside lengths: `{pattern[at:]}`")
+            raise Inexact(f"`pattern` is not supported together with lengths: `{pattern[at:]}`")
         if kind in ("close", "or"):
             break
         if kind == "open":

@@ -144,7 +144,7 @@ class Rewriter:
         self._count(depth)
         if "unevaluatedItems" in schema:
             raise Inexact(
-                "`unevaluatedItems` is not supported beside keywords that combine schemas"
+                "`unevaluatedItems` is not supported together with keywords that combine schemas"
             )
         keep = schema.keys() - ANNOTATIONS - _COMBINING
         results = [{key: value for key, value in schema.items() if key in keep}]
@@ -156,7 +156,7 @@ class Rewriter:
                 raise Inexact(f"combines schemas in more than {MAX_ALTERNATIVES} ways")
         if "unevaluatedProperties" in schema:
             if self._num_conditions > num_conditions:
-                raise Inexact("`unevaluatedProperties` is not supported beside conditions")
+                raise Inexact("`unevaluatedProperties` is not supported together with conditions")
             rest = schema["unevaluatedProperties"]
             results = [{"additionalProperties": rest, **one} for one in results]
         return results

@@ -64,7 +64,7 @@ def _excluding(part: Schema) -> Any:
     values = finite(rest)
     if values is None:
         raise Inexact(
-            "`not` of values is supported only where few values are left: beside `enum`, or an integer "
+            "`not` of values is supported only where few values are left: with `enum`, or an integer "
             "with `minimum` and `maximum`"
         )
     return settle({"enum": values, "not": part["not"]})
@@ -90,7 +90,7 @@ def _multiples(part: Schema) -> Any:
             values = [number * step for number in range(first, last + 1)]
             return {"enum": values} if values else False
     raise Inexact(
-        f"`multipleOf` beside a bound is supported only of integers, at most {MAX_MULTIPLES} of them, "
+        f"`multipleOf` with a bound is supported only for integers, at most {MAX_MULTIPLES} of them, "
         "between `minimum` and `maximum`"
     )
 
@@ -112,7 +112,7 @@ def _is_empty(part: Schema) -> bool:
 def _without_false(part: Schema) -> Any:
     """Simplifies a part of several types or without a type. The later check of keywords refuses impossible values."""
     if part.get("uniqueItems"):
-        raise Inexact("`uniqueItems` is supported only beside `type`: array")
+        raise Inexact("`uniqueItems` is supported only together with `type`: array")
     if any(own is False for own in part.get("properties", {}).values()):
         return _object(part)
     return part
@@ -134,7 +134,7 @@ def _object(part: Schema) -> Any:
     if impossible:
         if part.get("additionalProperties", False) is not False or "patternProperties" in part:
             raise Inexact(
-                f"`properties` cannot forbid `{impossible[0]}` beside `additionalProperties`: leave it out"
+                f"`properties` cannot forbid `{impossible[0]}` together with `additionalProperties`: leave it out"
             )
         part = {
             **part,
@@ -166,10 +166,12 @@ def _check_count(part: Schema) -> None:
 def _named(part: Schema, names: Any) -> Schema:
     """Applies `propertyNames` to the named properties. Raises Inexact."""
     if part.get("additionalProperties", False) is not False or "patternProperties" in part:
-        raise Inexact("`propertyNames` is not supported beside `properties` and other properties")
+        raise Inexact(
+            "`propertyNames` is not supported together with `properties` and other properties"
+        )
     if not names.keys() <= {"type", "enum", "const", "minLength", "maxLength"}:
         raise Inexact(
-            "`propertyNames` with a pattern is not supported beside `properties`: leave it out"
+            "`propertyNames` with a pattern is not supported together with `properties`: leave it out"
         )
     allowed = listed(names)
     own = {
@@ -190,7 +192,7 @@ def _check_patterns(part: Schema) -> None:
                 matches = re.search(pattern, name) or re.search(pattern, name, re.ASCII)
             except re.error as error:
                 raise Inexact(
-                    f"`patternProperties` is not supported with `{pattern}` beside `properties` ({error})"
+                    f"`patternProperties` is not supported with `{pattern}` together with `properties` ({error})"
                 ) from None
             if matches:
                 raise Inexact(f"`patternProperties` must not match `{name}`, one of `properties`")

@@ -104,7 +104,7 @@ def holds(value: Any, schema: Schema) -> bool:
         if own not in APPLIES_TO.get(key, ()):
             continue
         if key not in _CHECKS:
-            raise Inexact(f"`{key}` is not supported beside `enum` or `const`")
+            raise Inexact(f"`{key}` is not supported together with `enum` or `const`")
         if not _CHECKS[key](value, limit):
             return False
     return True

@@ -10,7 +10,7 @@ The results of layers with experts are summed over one rank of each DP rank (`mo
 DP rank as above.
 
 All else is the same on every rank. So is the embedding: a divided one would need a sum before the first layer, to save
-little beside the layers' memory.
+little compared with the layers' memory.
 """
 
 from __future__ import annotations

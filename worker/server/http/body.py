@@ -14,7 +14,7 @@ from mla_router.worker.server.state import STATE, Service
 STALLED_S = 30.0  # longest time without a byte; the total time has no limit
 
 # Decoding holds the interpreter: running streams stop meanwhile, for seconds at tens of millions of values. Text and
-# images have a few values only. So many are 64 prompts of 8,192 token ids.
+# images have only a few values. The limit is 64 prompts of 8,192 token ids.
 MAX_VALUES = 1 << 19
 UNCOUNTED_BYTES = MAX_VALUES  # smaller bodies cannot have more
 

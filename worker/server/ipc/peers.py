@@ -57,7 +57,7 @@ class Peers:
         try:
             self._post(server, PeerRequest(self._own, query, question))
             return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:  # two classes until Python 3.11
+        except TimeoutError:
             raise Unavailable("A process of this worker does not answer", retry_after=1) from None
         finally:
             del self._waiting[query]
@@ -106,21 +106,3 @@ async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
     finally:
         peers.stop()
         context.destroy(linger=200)  # milliseconds, for a last Stop to leave
-
-
-class TaskBarrier:
-    """A reusable barrier of `size` tasks. asyncio.Barrier needs Python 3.11."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._here = 0
-        self._all_here = asyncio.Event()
-
-    async def wait(self) -> None:
-        """Waits until `size` tasks wait."""
-        self._here += 1
-        if self._here < self._size:
-            await self._all_here.wait()
-            return
-        self._all_here.set()
-        self._here, self._all_here = 0, asyncio.Event()

@@ -196,7 +196,7 @@ class SchedulerClient:
         try:
             self._post(question(query, self.server))
             return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:  # two classes until Python 3.11
+        except TimeoutError:
             raise Unavailable("The scheduler does not answer", retry_after=1) from None
         finally:
             del self._queries[query]

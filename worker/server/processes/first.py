@@ -26,7 +26,7 @@ from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
 from mla_router.worker.nodes.leader import other_nodes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
-from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
+from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.processes.children import (
@@ -113,7 +113,7 @@ class _Worker:
         self._ranks = ranks
         self._children = [*ranks, *extras]
         self._names = NamedRequests(client, peers)
-        self._barrier = TaskBarrier(state.config.tokenizer_worker_num)
+        self._barrier = asyncio.Barrier(state.config.tokenizer_worker_num)
 
     async def answer(self, question: PeerQuery) -> int:
         """Answers a question of an extra API process."""

@@ -89,7 +89,7 @@ class WantedLogprobs(NamedTuple):
     """The log-probabilities that a request asks for."""
 
     of_answer: bool = False
-    top: int = 0  # most likely tokens beside each token
+    top: int = 0  # number of most likely tokens for each token
     # First prompt token with a logprob; None: no prompt token has one
     prompt_from: int | None = None
 
