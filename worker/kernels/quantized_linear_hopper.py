@@ -1,4 +1,4 @@
-"""x @ weight.T with FP8 weights for at most 128 quantized rows, for Hopper's tensor cores (sm_90), in Gluon.
+"""x @ weight.T with FP8 weights for at most 256 quantized rows, for Hopper's tensor cores (sm_90), in Gluon.
 
 A program is nine warps: one copies tiles to a ring (`hopper_ring.py`). Two warpgroups multiply, each every second tile,
 whose inputs have one scale for each row of the weight and of x. They add the product times both scales to sums in
@@ -35,13 +35,12 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.weight import Quantized, Weight
 
-MAX_ROWS = 128
+MAX_ROWS = 256
 MAX_COLUMNS = 128  # of a warpgroup's product: rows of x times parts of the inputs
 # Many rows of weights with more outputs, or with more inputs, are multiplied faster by torch's library
 MOST_OUTPUTS, MOST_INPUTS = 16384, 4096
-FEW_OUTPUTS = (
-    4096  # ... unless each tile of 64 rows and outputs can have a multiprocessor to itself
-)
+# Of so many outputs each tile of 64, with half of the rows, can have a multiprocessor to itself
+FEW_OUTPUTS = 4096
 # The fastest of 4, 8 and as many as have room on an H200. A multiple of the warpgroups that multiply, so that each tile
 # of the ring has one of them: the parity of a barrier does not tell a warpgroup that is two rounds ahead
 STAGES = 8
@@ -64,9 +63,11 @@ def in_ring(weight: Weight, rows: int) -> bool:
 
 def most_rows(outputs: int, inputs: int) -> int:
     """Returns the most rows for which the kernel is the fastest."""
+    if outputs <= FEW_OUTPUTS:
+        return MAX_ROWS
     if outputs > MOST_OUTPUTS:
         return 32
-    return MAX_ROWS if inputs <= MOST_INPUTS or outputs <= FEW_OUTPUTS else 64
+    return 128 if inputs <= MOST_INPUTS else 64
 
 
 class Tiling(NamedTuple):
@@ -81,7 +82,7 @@ def tiling(rows: int, outputs: int, inputs: int, multiprocessors: int) -> Tiling
     are divided into tiles of at least 32, and long inputs of few rows into parts, if each program still has a
     multiprocessor to itself.
     """
-    tile, programs = ring_of.padded_rows(rows), ring_of.programs(outputs, 1)
+    tile, programs = min(ring_of.padded_rows(rows), MAX_COLUMNS), ring_of.programs(outputs, 1)
     while tile >= 64 and programs * -(-rows // (tile // 2)) <= multiprocessors:
         tile //= 2
     programs *= -(-rows // tile)
