@@ -48,6 +48,7 @@ def test_unknown_architectures(change: dict[str, Any], message: str) -> None:
         ("{}", "no architecture at all"),
         (json.dumps(V3 | {"rope_parameters": "yarn"}), "malformed"),
         (json.dumps(V3 | {"architectures": {"a": 1}}), "malformed"),
+        (json.dumps(V3 | {"num_hidden_layers": 10**9}), "num_hidden_layers 10{9} is more than"),
         (json.dumps(V3 | {"hidden_size": True}), "hidden_size True is not a positive integer"),
     ],
 )

@@ -17,6 +17,8 @@ from mla_router.worker.model.quantization.spec import Quantization
 if TYPE_CHECKING:
     import torch
 
+MAX_LAYERS = 10_000  # modules without end would be made before the weights are found not to fit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ABC):
@@ -67,7 +69,7 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "quantization": parse_quantization(quantization) if quantization else None,
         "vocab_size": size(raw, "vocab_size"),
         "hidden_size": size(raw, "hidden_size"),
-        "num_layers": size(raw, "num_hidden_layers"),
+        "num_layers": size(raw, "num_hidden_layers", most=MAX_LAYERS),
         "num_heads": size(raw, "num_attention_heads"),
         "intermediate_size": size(raw, "intermediate_size"),
         "rms_norm_eps": number(raw, "rms_norm_eps", 1e-6, most=1.0),

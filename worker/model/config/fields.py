@@ -16,15 +16,15 @@ class ModelError(ValueError):
     """A model folder that cannot be served, for the reason in the message."""
 
 
-def size(raw: Mapping[str, Any], name: str) -> int:
-    """Returns a positive integer. Raises ModelError if it is missing or not one."""
+def size(raw: Mapping[str, Any], name: str, *, most: int = MAX_SIZE) -> int:
+    """Returns a positive integer up to `most`. Raises ModelError if it is missing or not one."""
     value = raw.get(name)
     if value is None:
         raise ModelError(f"{name} is missing")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"{name} {value!r} is not a positive integer")
-    if value > MAX_SIZE:
-        raise ModelError(f"{name} {value} is more than {MAX_SIZE}")
+    if value > most:
+        raise ModelError(f"{name} {value} is more than {most}")
     return value
 
 
