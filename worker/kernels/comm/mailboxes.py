@@ -95,10 +95,13 @@ def map_mailboxes(rank: int, size: int, store: Store, device: torch.device) -> M
     """Waits for the other ranks, which use `store` for nothing else, and returns the mailboxes of `rank`."""
     turns = torch.empty(MAX_ROWS, dtype=torch.int32, device=device)
     slots, addresses = _map(
-        (GENERATIONS, MAX_ROWS, size, MAX_WIDTH),
-        torch.bfloat16,
-        partial(one_shot.clear, turns=turns),
-        (rank, size, store, device),
+        rank,
+        size,
+        store,
+        device,
+        shape=(GENERATIONS, MAX_ROWS, size, MAX_WIDTH),
+        dtype=torch.bfloat16,
+        prepare=partial(one_shot.clear, turns=turns),
     )
     return Mailboxes(rank, slots, addresses, turns)
 
@@ -107,23 +110,28 @@ def map_row_boxes(rank: int, size: int, store: Store, device: torch.device) -> R
     """`map_mailboxes` for the kernels of `one_shot_all_to_all.py`."""
     turns = torch.empty(MAX_SENT_ROWS, dtype=torch.int32, device=device)
     memory, addresses = _map(
-        (one_shot_all_to_all.words(MAX_SENT_ROWS, size, MAX_WIDTH),),
-        torch.int32,
-        partial(one_shot_all_to_all.clear, turns=turns),
-        (rank, size, store, device),
+        rank,
+        size,
+        store,
+        device,
+        shape=(one_shot_all_to_all.words(MAX_SENT_ROWS, size, MAX_WIDTH),),
+        dtype=torch.int32,
+        prepare=partial(one_shot_all_to_all.clear, turns=turns),
     )
     return RowBoxes(rank, size, MAX_WIDTH, memory, addresses, turns)
 
 
 def _map(
+    rank: int,
+    size: int,
+    store: Store,
+    device: torch.device,
+    *,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     prepare: Callable[[Tensor], None],
-    place: tuple[int, int, Store, torch.device],
 ) -> tuple[Tensor, Tensor]:
-    """Returns memory of this rank, which `prepare` has filled, and the addresses [size] int64 of that of all ranks.
-    `place`: rank, size, store, device."""
-    rank, size, store, device = place
+    """Returns memory of this rank, which `prepare` has filled, and the addresses [size] int64 of that of all ranks."""
     if rank == 0:
         store.set("name", uuid.uuid4().hex)
     name = store.get("name").decode()  # unique, as torch keeps names until the process ends
