@@ -7,22 +7,37 @@ import http.client
 
 TIMEOUT_S = 1.0
 POLL_S = 0.2
+SILENT_CHECKS = 4
+OK = 200
 
 
 async def until_healthy(host: str, port: int) -> None:
     """Waits without limit until /health returns 200."""
-    while not await asyncio.to_thread(_is_healthy, host, port):
+    while await asyncio.to_thread(_status, host, port, TIMEOUT_S) != OK:
         await asyncio.sleep(POLL_S)
 
 
-def _is_healthy(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+async def until_silent(host: str, port: int, seconds: float) -> None:
+    """Waits until /health was not answered for `seconds`, with any status. Several checks in a row must fail, because a time in
+    which this process was stopped as well does not count."""
+    period = seconds / SILENT_CHECKS
+    silent = 0
+    while silent < SILENT_CHECKS:
+        status, _ = await asyncio.gather(
+            asyncio.to_thread(_status, host, port, period), asyncio.sleep(period)
+        )
+        silent = silent + 1 if status is None else 0
+
+
+def _status(host: str, port: int, timeout_s: float) -> int | None:
+    """Returns the status of /health; None without an answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
         response.read()  # else the close would reset the connection
-        return response.status == 200
+        return response.status
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from mla_router.launch.health import until_healthy
+from mla_router.launch.health import until_healthy, until_silent
 from mla_router.launch.process import Process
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
 WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
 
@@ -47,18 +48,23 @@ class LocalWorker:
         except OSError as error:  # too many processes, or too little memory
             return End(1, f"did not start ({error.strerror})")
         self._process = process
-        health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
-        ended = asyncio.create_task(process.wait())
+        health = asyncio.create_task(self._watch_health(process, on_ready))
         try:
-            await asyncio.wait([health, ended], return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                on_ready(f"process {process.pid}")
-            status = await ended
+            status = await process.wait()
         finally:
             health.cancel()
-            ended.cancel()
         self._process = None
         return End(status)
+
+    async def _watch_health(self, process: Process, on_ready: Callable[[str], None]) -> None:
+        """Reports that the worker is ready, and kills it if it then stops to answer."""
+        host, port = self._config.host, self._config.port
+        await until_healthy(host, port)
+        on_ready(f"process {process.pid}")
+        seconds = STUCK_FACTOR * self._config.watchdog_timeout
+        await until_silent(host, port, seconds)
+        self._show(f"no answer for {seconds:g} seconds, and is killed")
+        process.kill()
 
     async def stop(self, grace_s: float) -> None:
         if self._process is not None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mla_router.worker.heartbeat import Heartbeat
+
+# After this many times --watchdog-timeout without a heartbeat a process is killed: a hung GPU does not recover.
+STUCK_FACTOR = 4
 
 CHECK_PERIOD_S = 0.2
 FROZEN_S = 1.0
@@ -120,6 +123,21 @@ class RanksWatch:
             for watch in self._watches:
                 watch.check(now)
             await asyncio.sleep(CHECK_PERIOD_S)
+
+
+async def until_stuck(ages: Callable[[], Sequence[float]], watchdog_s: float) -> int:
+    """Waits until one of `ages`, the seconds since heartbeats, is STUCK_FACTOR times `watchdog_s`. Returns its index.
+
+    It must be old at two checks: when all processes were stopped, as by `docker pause`, the first check may precede the
+    heartbeats.
+    """
+    late: set[int] = set()
+    while True:
+        await asyncio.sleep(watchdog_s)
+        limit = (STUCK_FACTOR - 1) * watchdog_s
+        before, late = late, {index for index, age in enumerate(ages()) if age > limit}
+        if stuck := before & late:
+            return min(stuck)
 
 
 def _fields(path: Path) -> list[str]:

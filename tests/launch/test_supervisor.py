@@ -31,8 +31,11 @@ QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
 class Supervised:
     """A supervisor with `count` fake workers, and its output."""
 
-    def __init__(self, folder: Path, count: int, *, is_group: bool = False) -> None:
+    def __init__(
+        self, folder: Path, count: int, *, is_group: bool = False, watchdog_s: float = 30.0
+    ) -> None:
         """`is_group`: whether they are DP ranks of one group."""
+        self.watchdog_s = watchdog_s
         self.folder = folder
         self.is_group = is_group
         self.ports = free_ports(count)
@@ -44,7 +47,11 @@ class Supervised:
         async def run() -> None:
             output = Output(self.log)
             started = [
-                (WorkerConfig(port=port), self.command(port), partial(output.worker, index))
+                (
+                    WorkerConfig(port=port, watchdog_timeout=self.watchdog_s),
+                    self.command(port),
+                    partial(output.worker, index),
+                )
                 for index, port in enumerate(self.ports)
             ]
             workers = [LocalWorker(*one) for one in started]
@@ -109,6 +116,23 @@ def test_a_killed_worker_restarts_on_its_port(tmp_path: Path) -> None:
 
     supervised.run(check)
     assert supervised.said("worker 0 was ended by signal 9 (Killed); starting it again in ")
+
+
+def test_a_worker_that_does_not_answer_any_more_is_replaced(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, 1, watchdog_s=1.0)
+    (port,) = supervised.ports
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        stopped = listener(port)
+        os.kill(stopped, signal.SIGSTOP)
+        await asyncio.to_thread(
+            wait_until, lambda: supervised.log.getvalue().count("ready after") == 2, "ready again"
+        )
+        assert listener(port) != stopped
+
+    supervised.run(check)
+    assert supervised.said("[worker 0] no answer for 4 seconds, and is killed")
 
 
 def test_dp_ranks_end_and_restart_together(tmp_path: Path) -> None:

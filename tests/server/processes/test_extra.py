@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
@@ -246,6 +248,32 @@ def test_a_frozen_process_is_not_healthy() -> None:
             wait_until(lambda: status_of(worker.url + "/health", 0.5) == 503, "it says 503")
         os.kill(frozen, signal.SIGCONT)
         wait_until(lambda: status_of(worker.url + "/health") == 200, "it says 200")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "the first server process"), (1, "server process 1")]
+)
+def test_a_process_that_stays_frozen_is_ended(number: int, name: str) -> None:
+    """The launcher then starts the worker again."""
+    with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=1) as worker:
+        frozen = extra_pid(worker, number) if number else worker.running.pid
+        os.kill(frozen, signal.SIGSTOP)
+        worker.running.process.wait()
+        wait_until(lambda: not worker.running.survivors(), "all are gone")
+        assert f"{name} has been stuck for 4 seconds, and is ended" in worker.running.output()
+        assert "the scheduler has been stuck" not in worker.running.output()
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_paused_as_a_whole_continues() -> None:
+    """As by `docker pause`: all heartbeats are old at its end."""
+    with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=1) as worker:
+        os.killpg(worker.running.pid, signal.SIGSTOP)
+        time.sleep(STUCK_FACTOR + 1)
+        os.killpg(worker.running.pid, signal.SIGCONT)
+        time.sleep(2)  # two checks of the watchdog
+        wait_until(lambda: status_of(worker.url + "/health") == 200, "it says 200")
+        assert "stuck" not in worker.running.output()
 
 
 def test_a_killed_first_server_leaves_nothing() -> None:

@@ -181,6 +181,11 @@ class SchedulerClient:
         return time.monotonic() - self._stats_at.lowest()
 
     @property
+    def stats_age(self) -> float:
+        """The seconds since the last statistics in this API process."""
+        return time.monotonic() - self._stats_at.own[0]
+
+    @property
     def throughput(self) -> float:
         """Generated tokens per second over the last half second or so."""
         return self._throughput.value

@@ -1,5 +1,5 @@
 """An extra API process of a worker. The first API process (`first.py`) starts, drains and stops it. If it dies, the
-first API process ends.
+first API process ends. If the first one hangs for long, an extra one kills it.
 
 Its socket listens only when it can answer, because the kernel distributes connections among all listening sockets.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 from pathlib import Path
 
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR, until_stuck
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, join
@@ -71,7 +74,16 @@ class _ExtraProcess:
         self._state.service = service
         async with serving(self._state, listener):
             await self._peers.ask(FIRST, Barrier(), timeout=None)  # all processes serve
-            await asyncio.Event().wait()
+            first, watchdog_s = (
+                self._state.own_heartbeat.of_rank(FIRST),
+                self._state.config.watchdog_timeout,
+            )
+            await until_stuck(lambda: [first.age], watchdog_s)
+            log.error(
+                "the first server process has been stuck for %g seconds, and is ended",
+                STUCK_FACTOR * watchdog_s,
+            )
+            os.kill(first.pid, signal.SIGKILL)  # the others end with it
 
     async def answer(self, question: PeerQuery) -> int:
         """Answers questions, and obeys `Drain` and `Stop` of the first API process."""

@@ -23,6 +23,7 @@ from typing import Any
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR, until_stuck
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
 from mla_router.worker.nodes.leader import other_nodes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
@@ -48,9 +49,6 @@ from mla_router.worker.server.text.tokenizer import TokenizerError
 log = logging.getLogger(__name__)
 
 EXIT_CHILD_DIED = 3
-
-# After this many times --watchdog-timeout without statistics the scheduler is killed: a hung GPU does not recover.
-STUCK_FACTOR = 4
 
 # Longest folder for the ipc directory: the path of a socket has at most 107 bytes (unix(7))
 MAX_PARENT = 107 - len("/mla-router-12345678/to_scheduler_")
@@ -128,7 +126,7 @@ class _Worker:
         At the end all open requests get an error.
         """
         starting = asyncio.create_task(self._start(directory))
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch(starting))
         deaths = [asyncio.create_task(child.wait()) for child in self._children]
         stop = asyncio.create_task(signals.stop.wait())
         drain = asyncio.create_task(signals.drain.wait())
@@ -172,19 +170,23 @@ class _Worker:
         log.info(_startup_line(state.config, service.limits, seconds))
         state.shared.complete.set(1)
 
-    async def _watch(self) -> None:
-        """Kills a rank that hangs for long. The worker then ends, and the launcher starts a new one."""
-        timeout = STUCK_FACTOR * self._state.config.watchdog_timeout
-        while True:
-            await asyncio.sleep(self._state.config.watchdog_timeout)
-            if self._state.service is None:
-                continue
-            ages = [self._client.heartbeat_age()]
-            ages += [heartbeat.age for heartbeat in self._state.ranks[1:]]
-            if (oldest := max(ages)) > timeout:
-                rank = self._ranks[ages.index(oldest)]
-                log.error("%s has been stuck for %g seconds, and is ended", rank.name, timeout)
-                rank.kill()
+    async def _watch(self, started: asyncio.Task[None]) -> None:
+        """Kills a process that hangs for long. The worker then ends, and the launcher starts a new one."""
+        await asyncio.wait((started,))
+        state = self._state
+        servers = range(1, state.config.tokenizer_worker_num)
+        heartbeats = [*state.ranks[1:], *map(state.own_heartbeat.of_rank, servers)]
+        watchdog_s = state.config.watchdog_timeout
+        stuck = self._children[
+            await until_stuck(
+                lambda: [self._client.stats_age, *(heartbeat.age for heartbeat in heartbeats)],
+                watchdog_s,
+            )
+        ]
+        log.error(
+            "%s has been stuck for %g seconds, and is ended", stuck.name, STUCK_FACTOR * watchdog_s
+        )
+        stuck.kill()
 
     async def _drain(self) -> None:
         """Returns when no request runs."""
