@@ -23,6 +23,7 @@ __all__ = [
     "check_secret",
     "misspelt_keys",
     "secrets_of_environment",
+    "with_port",
 ]
 
 # For ranks on one machine. Torch sets up multicast by NVLink switches unless forbidden; nothing here uses it
@@ -234,12 +235,11 @@ class WorkerConfig(Settings):
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{with_port(self.host, self.port)}"
 
     @property
     def name(self) -> str:
-        return self.worker_id or f"{self.host}:{self.port}"
+        return self.worker_id or with_port(self.host, self.port)
 
     def settings(self) -> dict[str, Any]:
         """Returns all settings but the secrets, for display."""
@@ -268,6 +268,11 @@ class WorkerConfig(Settings):
         }
         ranks = _RANKS if self.tp_size > 1 and self.nnodes == 1 else {}
         return {**_TORCH, **ranks, **os.environ, **secrets}
+
+
+def with_port(host: str, port: int) -> str:
+    """Returns HOST:PORT, with the brackets of an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def misspelt_keys() -> dict[str, str]:

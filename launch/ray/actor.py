@@ -13,7 +13,7 @@ from mla_router import __version__
 from mla_router.launch.local_worker import worker_command
 from mla_router.launch.ports import ClaimedPorts
 from mla_router.launch.process import Process
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker.config import WorkerConfig, with_port
 
 MAX_LINES = 1000  # in one event
 
@@ -52,7 +52,7 @@ class WorkerActor:
         with ClaimedPorts(host, config.port, 2, frozenset()) as (port, meeting):
             config = replace(config, host=host, port=port)
             if config.nnodes > 1:
-                config = replace(config, dist_init_addr=f"{host}:{meeting}")
+                config = replace(config, dist_init_addr=with_port(host, meeting))
             yield {"address": [host, port, meeting]}
             self._process = await Process.start(
                 worker_command(config), lines.put_nowait, config.child_environment()

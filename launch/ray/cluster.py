@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from mla_router import __version__
 from mla_router.launch.ray.actor import WorkerActor
 from mla_router.launch.supervisor import GaveUpError
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker.config import WorkerConfig, with_port
 
 REACH_LIMIT_S = 5.0
 STOP_LIMIT_S = 2.0  # for Ray's own part of a stop
@@ -99,8 +99,9 @@ class Placed:
                     raise event
                 if address := event.get("address"):
                     host, _, meeting = address
+                    meet_at = with_port(host, meeting)
                     for rank in range(1, config.nnodes):
-                        own = replace(config, node_rank=rank, dist_init_addr=f"{host}:{meeting}")
+                        own = replace(config, node_rank=rank, dist_init_addr=meet_at)
                         following.append(asyncio.create_task(follow(own)))
                 yield event
                 if "status" in event:

@@ -11,7 +11,7 @@ from mla_router import RouterError
 from mla_router.launch.health import until_healthy
 from mla_router.launch.ray.cluster import LostError, StartError
 from mla_router.launch.supervisor import End
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker.config import WorkerConfig, with_port
 
 PENDING_S = 5.0  # until the output tells that a worker waits for room
 
@@ -91,7 +91,7 @@ class RayWorker:
     async def _serve(self, host: str, port: int, on_ready: Callable[[str], None]) -> None:
         """Adds the worker to the rotation when it is healthy, and removes it when cancelled."""
         await until_healthy(host, port)
-        url = f"http://{host}:{port}"
+        url = f"http://{with_port(host, port)}"
         with suppress(RouterError):  # an operator may have added it
             self._router.add_worker(url)
         try:

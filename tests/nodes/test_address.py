@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.config import ConfigError
+from mla_router.worker.config import ConfigError, with_port
 from mla_router.worker.nodes import address
 from mla_router.worker.nodes.address import (
     host_port,
@@ -29,6 +29,7 @@ from mla_router.worker.nodes.address import (
 )
 def test_host_and_port(text: str, parts: tuple[str, int]) -> None:
     assert host_port(text) == parts
+    assert with_port(*parts) == text
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,12 @@ async def healthy(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
     writer.close()
 
 
-def run(check: Callable[[list[Any]], Awaitable[None]]) -> None:
-    """Runs `check` with the address of a server whose health is good."""
+def run(check: Callable[[list[Any]], Awaitable[None]], host: str = "127.0.0.1") -> None:
+    """Runs `check` with the address of a server on `host` whose health is good."""
 
     async def serve() -> None:
-        async with await asyncio.start_server(healthy, "127.0.0.1", 0) as server:
-            await check(list(server.sockets[0].getsockname()))
+        async with await asyncio.start_server(healthy, host, 0) as server:
+            await check(list(server.sockets[0].getsockname()[:2]))
 
     asyncio.run(serve())
 
@@ -130,6 +130,17 @@ def test_a_lost_worker_leaves_the_rotation_and_gets_another_place() -> None:
         assert "worker 0 was lost: its node has died; starting it again in 0.01 s" in log
 
     run(check)
+
+
+def test_a_node_with_an_ipv6_address() -> None:
+    async def check(address: list[Any]) -> None:
+        fleet = Fleet([{"address": address}])
+        fleet.supervisor.start()
+        await fleet.router.until(1)
+        assert fleet.router.calls == [("add", f"http://[::1]:{address[1]}")]
+        await fleet.supervisor.stop(1.0)
+
+    run(check, "::1")
 
 
 def test_a_worker_that_an_operator_has_added_is_ready() -> None:
