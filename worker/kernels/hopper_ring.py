@@ -8,8 +8,8 @@ writes x (`pdl.py`): a ring fills while a norm or an activation computes x. Warp
 The product is transposed: a warpgroup multiplies 64 rows, which are rows of the weight, and its columns are rows of x.
 The 64 rows are SPLIT parts of the inputs of 64 / SPLIT outputs, and the columns are the rows of x, once for each part.
 Of the SPLIT x SPLIT products of parts those on the diagonal belong together, and are added at the end (`add_parts`).
-With a SPLIT there are as many times more programs, each with fewer bytes: all multiprocessors have work, and the last
-wave of programs is a full one.
+With a SPLIT there are as many times more programs, each with fewer bytes. The second axis of the grid divides the rows of
+x: with fewer rows a program copies fewer bytes as well.
 """
 
 from __future__ import annotations
