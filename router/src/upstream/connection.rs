@@ -46,7 +46,7 @@ impl Connection {
         Self { protocol: Protocol::Http2(Box::new(connection)), opened_at: Instant::now() }
     }
 
-    /// Another handle of the connection, if it can be shared and is open.
+    /// Another handle of the connection, if it can be shared, is open and can take another request.
     pub(super) fn share(&self) -> Option<Self> {
         match &self.protocol {
             Protocol::Http1(_) => None,
@@ -55,6 +55,16 @@ impl Connection {
                 Some(Self { protocol, opened_at: self.opened_at })
             }
         }
+    }
+
+    /// Whether a shared connection is open. Call it, as `is_used`, on the pool's handle.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(&self.protocol, Protocol::Http2(shared) if shared.is_open())
+    }
+
+    /// Whether a shared connection has requests.
+    pub(super) fn is_used(&self) -> bool {
+        matches!(&self.protocol, Protocol::Http2(shared) if shared.streams() > 0)
     }
 
     /// Sends a request and waits for the head of its response. If the future is dropped, the connection must be

@@ -61,7 +61,7 @@ impl Dialer {
         self.timeout
     }
 
-    /// Whether all requests to a worker share one connection (HTTP/2).
+    /// Whether the requests to a worker share connections (HTTP/2).
     pub(super) fn shares(&self) -> bool {
         self.http2
     }
@@ -128,9 +128,7 @@ async fn shake_hands(transport: Transport, url: &WorkerUrl) -> Result<Connection
         .initial_connection_window_size(CONNECTION_WINDOW)
         .handshake(TokioIo::new(transport))
         .await?;
-    // Ends when all senders are dropped, or the worker closes the connection.
-    tokio::spawn(driver);
-    Ok(Connection::http2(Http2::new(sender, url)))
+    Ok(Connection::http2(Http2::run(sender, driver, url)))
 }
 
 fn read_roots(path: &Path) -> Result<RootCertStore, String> {

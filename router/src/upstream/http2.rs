@@ -2,8 +2,13 @@
 //! requests of several tasks share it. Dropping a request resets its stream.
 
 use std::{
+    future::poll_fn,
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -11,9 +16,16 @@ use bytes::Bytes;
 use http::{Request, Uri, header, response::Parts};
 use http_body::{Body, SizeHint};
 use http_body_util::Full;
-use hyper::{body::Incoming, client::conn::http2::SendRequest};
+use hyper::{
+    body::Incoming,
+    client::conn::http2::{self, SendRequest},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use crate::names::WorkerUrl;
+use crate::{names::WorkerUrl, wire::transport::Transport};
+
+/// Handles of a connection without requests: that of the pool, and that of the task for its I/O.
+const IDLE_HANDLES: usize = 2;
 
 /// A handle of the connection.
 #[derive(Debug)]
@@ -21,20 +33,48 @@ pub(super) struct Http2 {
     sender: SendRequest<Full<Bytes>>,
     /// Scheme and authority. They are part of every request.
     origin: Uri,
+    /// Most streams at a time, by the worker's settings. Each handle has a reference, so it counts them as well.
+    max_streams: Arc<AtomicUsize>,
     /// The rest of the present response.
     body: Option<Incoming>,
 }
 
 impl Http2 {
-    pub(super) fn new(sender: SendRequest<Full<Bytes>>, url: &WorkerUrl) -> Self {
+    /// Takes the connection of a handshake, and runs its I/O until all senders are dropped or the worker closes it.
+    pub(super) fn run(
+        sender: SendRequest<Full<Bytes>>,
+        mut driver: http2::Connection<TokioIo<Transport>, Full<Bytes>, TokioExecutor>,
+        url: &WorkerUrl,
+    ) -> Self {
         let origin = url.as_str().parse().expect("contract: a URL that was parsed before");
-        Self { sender, origin, body: None }
+        let max_streams = Arc::new(AtomicUsize::new(driver.current_max_send_streams()));
+        let told = Arc::clone(&max_streams);
+        tokio::spawn(poll_fn(move |cx| {
+            let polled = Pin::new(&mut driver).poll(cx);
+            told.store(driver.current_max_send_streams(), Ordering::Relaxed);
+            polled
+        }));
+        Self { sender, origin, max_streams, body: None }
     }
 
-    /// Another handle of the connection, if it is open.
+    /// Another handle of the connection, if it is open and can take another stream.
     pub(super) fn share(&self) -> Option<Self> {
-        let (sender, origin) = (self.sender.clone(), self.origin.clone());
-        (!sender.is_closed()).then_some(Self { sender, origin, body: None })
+        let has_room = self.streams() < self.max_streams.load(Ordering::Relaxed);
+        (self.is_open() && has_room).then(|| Self {
+            sender: self.sender.clone(),
+            origin: self.origin.clone(),
+            max_streams: Arc::clone(&self.max_streams),
+            body: None,
+        })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// The number of requests on the connection. Call it on the pool's handle.
+    pub(super) fn streams(&self) -> usize {
+        Arc::strong_count(&self.max_streams).saturating_sub(IDLE_HANDLES)
     }
 
     /// Sends a request and waits for the head of its response.

@@ -1,6 +1,7 @@
-//! The connections of one worker: idle ones, or the one that all requests share.
+//! The connections of one worker: idle ones, or those that its requests share.
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,9 +26,9 @@ pub struct Pool {
     /// Idle connections by the thread that has opened them, because its runtime polls them. Last in, first out, so
     /// that the others time out. Locked for a push or a pop, never across I/O.
     idle: [Mutex<Vec<Idle>>; cores::MAX_CORES + 1],
-    /// The shared connection of HTTP/2.
-    shared: Mutex<Option<Connection>>,
-    /// Locked while one task opens the shared connection.
+    /// The connections of HTTP/2: one, or more if the worker limits the streams of each.
+    shared: Mutex<Vec<Connection>>,
+    /// Locked while one task opens a shared connection.
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -66,7 +67,7 @@ impl Pool {
     /// Takes an open connection, if there is one.
     pub fn checkout(&self, now: Instant) -> Option<Connection> {
         if self.dialer.shares() {
-            return self.shared.lock().as_ref()?.share();
+            return self.shared.lock().iter().find_map(Connection::share);
         }
         loop {
             let Idle { mut connection, since } = self.idle().lock().pop()?;
@@ -84,13 +85,16 @@ impl Pool {
             return self.open().await;
         }
         let _opening = self.opening.lock().await;
-        let newer = |shared: &&Connection| broken.is_none_or(|broken| shared.opened_at() > broken);
-        if let Some(share) = self.shared.lock().as_ref().filter(newer).and_then(Connection::share) {
+        let newer = |shared: &Connection| broken.is_none_or(|broken| shared.opened_at() > broken);
+        let found = self.shared.lock().iter().filter(|old| newer(old)).find_map(Connection::share);
+        if let Some(share) = found {
             return Ok(share);
         }
         let connection = self.open().await?;
-        let share = connection.share();
-        *self.shared.lock() = share;
+        let mut shared = self.shared.lock();
+        shared.retain(|old| old.is_open() && newer(old));
+        shared.extend(connection.share());
+        drop(shared);
         Ok(connection)
     }
 
@@ -130,10 +134,13 @@ impl Pool {
                 idle.since.elapsed() < self.idle_timeout && idle.connection.is_reusable()
             });
         }
+        let mut keep_one = true;
+        let is_needed = |shared: &Connection| shared.is_used() || mem::take(&mut keep_one);
+        self.shared.lock().retain(is_needed);
     }
 
     pub fn clear(&self) {
         self.clear_idle();
-        self.shared.lock().take();
+        self.shared.lock().clear();
     }
 }

@@ -1,6 +1,7 @@
-//! HTTP/2 to workers: all requests share one connection and are independent.
+//! HTTP/2 to workers: requests share a connection, as many as the worker allows, and are independent.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -54,6 +55,31 @@ async fn requests_at_one_time_share_one_connection() {
         assert_eq!(worker.request().await.connection, first.connection);
     }
     gate.add_permits(50);
+    for client in clients {
+        assert_eq!(client.await.expect("no panic").status, StatusCode::OK);
+    }
+    assert_nothing_reserved(&router).await;
+}
+
+/// hyper's servers, as the fake worker, allow 200 streams on a connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_beyond_the_streams_of_a_connection_get_another_one() {
+    const REQUESTS: usize = 250;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut worker = worker(move |_| Reply::When(Arc::clone(&held))).await;
+    let router = router(http2(), &[&worker]).await;
+    let address = router.local_addr();
+    let mut clients = Vec::new();
+    let mut connections = HashSet::new();
+    for _ in 0..REQUESTS {
+        clients.push(tokio::spawn(async move {
+            Client::connect(address).await.post("/v1/completions", r#"{"prompt":"x"}"#).await
+        }));
+        connections.insert(worker.request().await.connection);
+    }
+    assert_eq!(connections.len(), 2);
+    gate.add_permits(REQUESTS);
     for client in clients {
         assert_eq!(client.await.expect("no panic").status, StatusCode::OK);
     }
