@@ -29,8 +29,17 @@ WORKER_HOST = "127.0.0.1"
 # The launcher sets these for the router. The keys are flags of the workers: the router requires the same keys of its
 # clients and forwards them.
 LAUNCHERS = frozenset(
-    {"host", "port", "worker-urls", "worker-api-key", "worker-admin-api-key"}
-) | frozenset({"api-key", "admin-api-key", "replay-key"})
+    {
+        "host",
+        "port",
+        "worker-urls",
+        "worker-api-key",
+        "worker-admin-api-key",
+        "api-key",
+        "admin-api-key",
+        "replay-key",
+    }
+)
 # The nodes of a worker on a Ray cluster meet at the address of its node 0 there.
 CHOSEN_BY_RAY = "0.0.0.0:1"
 # SGLang's other names of a flag that is defined here.
@@ -276,9 +285,9 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         DP_ATTENTION,
         action="store_true",
-        help="DP attention: the --tp-size ranks share one copy of the routed experts, and form --dp-size workers (DP ranks) "
-        "with requests, attention and KV cache of their own, of equally many ranks; they start and end together; for models "
-        "with routed experts",
+        help="DP attention, for models with routed experts: each of the --dp-size workers (DP ranks) has --tp-size / "
+        "--dp-size ranks and its own requests, attention and KV cache, and all share one copy of the routed experts; they "
+        "start and end together",
     )
     group.add_argument(
         "--router-dp-worker-base-port",

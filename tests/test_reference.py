@@ -55,7 +55,8 @@ def parser_sections(parser: argparse.ArgumentParser, heads: str = "") -> Iterato
                 (" ".join(f"`{name}`" for name in action.option_strings), say(action))
                 for action in shown
             )
-            yield (group.title or "").capitalize(), table(("flag", "meaning"), rows)
+            title = group.title or ""
+            yield title[:1].upper() + title[1:], table(("flag", "meaning"), rows)
 
 
 def worker_flags() -> str:

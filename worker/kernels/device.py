@@ -1,7 +1,7 @@
 """Limits of the GPU, by which tilings are chosen. They are read once.
 
 A tiling of attention is the first candidate that is legal on the device (`first_legal`). Candidates are ordered by their
-speed on an H200, the only GPU on which they were measured. Later candidates serve smaller chips.
+speed on an H200 or an H100. Later candidates serve smaller chips.
 """
 
 from __future__ import annotations
