@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import email
+import io
 import os
 import re
 import shlex
@@ -81,6 +83,14 @@ def test_there_are_many_sources() -> None:
 def test_the_wheel_holds_every_source_and_nothing_else(in_wheel: set[str]) -> None:
     info = {name for name in in_wheel if ".dist-info/" in name}
     assert in_wheel - info == sources() | {"mla_router/_router.abi3.so"}
+
+
+def test_pip_can_read_the_list_of_files(wheel: Path) -> None:
+    """maturin does not quote a name with a comma."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+        rows = csv.reader(io.TextIOWrapper(archive.open(name), encoding="utf-8"))
+        assert {len(row) for row in rows} == {3}, "path, hash, size"
 
 
 def test_the_sdist_holds_every_source(in_sdist: set[str]) -> None:

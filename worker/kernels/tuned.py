@@ -1,7 +1,7 @@
 """Tables of tilings that were measured on a GPU. They are shipped in `tables/`, and `bench/kernels/tune.py` writes them.
 
-Names and fields are those of SGLang and vLLM. A file belongs to one kernel, shape and device, and maps numbers of rows to
-tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the
+Names and fields are those of SGLang and vLLM; the name of a file has a semicolon for each comma (`file_of`). A file belongs
+to one kernel, shape and device, and maps numbers of rows to tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the
 file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied. An entry is
 null where no tiling was faster than the rules in the code, which also serve more rows than were tuned.
 
@@ -107,9 +107,15 @@ def device_name(device: torch.device) -> str:
     return name.replace(" ", "_")
 
 
+def file_of(name: str, folder: Path) -> Path:
+    """Returns the file of the table `name`. maturin does not quote commas in the wheel's list of files, so that pip would
+    not find such a file again."""
+    return folder / f"{name.replace(',', ';')}.json"
+
+
 def read_table(name: str) -> Table | None:
     """Returns the table `name`; None if there is none. Raises msgspec.ValidationError."""
-    file = TABLES / f"{name}.json"
+    file = file_of(name, TABLES)
     if not file.is_file():
         return None
     tiles = decode(file.read_bytes())
