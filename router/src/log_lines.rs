@@ -1,5 +1,5 @@
-//! Log lines, written by a thread of their own. A reader that pauses, such as a stopped terminal or a stuck log collector,
-//! must not stop the router: lines that find no room are lost, and counted.
+//! Log lines, written by a thread of their own. A reader that pauses, such as a stopped terminal or a stuck log
+//! collector, must not stop the router: lines that find no room are lost, and counted.
 
 use std::{
     io::{self, Write},

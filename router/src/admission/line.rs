@@ -62,7 +62,7 @@ impl<C> Line<C> {
         self.waiting.len()
     }
 
-    /// Returns a position behind the earlier requests of the client.
+    /// Returns a position after the earlier requests of the client.
     pub(super) fn end(&mut self, client: Option<Client>) -> Position {
         let earlier = self.clients.get(&client).map_or(0, |turns| turns.last_round);
         let round = self.round.max(earlier + 1);

@@ -39,7 +39,7 @@ impl Lines {
         self.lines.lock().iter().any(|(of, line)| *of == line_key && !line.is_empty())
     }
 
-    /// Joins the line at its end, or behind the earlier requests of the client.
+    /// Joins the line at its end, or after the earlier requests of the client.
     pub(super) fn join(&self, line_key: LineKey, client: Option<Client>) -> LineGuard<'_> {
         let mut lines = self.lines.lock();
         let position = line_of(&mut lines, line_key).end(client);

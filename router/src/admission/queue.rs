@@ -186,7 +186,7 @@ impl Queue {
         self.lines.has(line_key)
     }
 
-    /// Joins the line: at its end, or behind the earlier requests of the client. Refuses like `place`.
+    /// Joins the line: at its end, or after the earlier requests of the client. Refuses like `place`.
     pub(crate) fn join(
         &self,
         line_key: LineKey,

@@ -1,8 +1,8 @@
 //! Determines which insertions of a worker are settled: their prompts have been computed.
 //!
 //! A prompt is inserted into the tree when its worker is chosen, and is in the cache of the worker once it is
-//! computed. A request in between finds fewer cached tokens than predicted, which is not an error of the prediction. So the router
-//! must know which insertions are older than every prompt that is still being computed.
+//! computed. A request in between finds fewer cached tokens than predicted, which is not an error of the prediction. So
+//! the router must know which insertions are older than every prompt that is still being computed.
 //!
 //! The method is that of RCU. A request belongs to the epoch in which it was reserved: the present or the previous
 //! one. When the previous epoch has no open requests, all insertions before the present epoch are settled, and the

@@ -73,7 +73,8 @@ impl HealthCheck {
         }
     }
 
-    /// Runs one check and applies its result to the backend, to the registry, and to the shares of its replicas in the tree.
+    /// Runs one check and applies its result to the backend, to the registry, and to the shares of its replicas in the
+    /// tree.
     pub async fn tick(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
         let (sent, kept) = (Instant::now(), self.opened_at());
         match self.ask(config).await {
@@ -101,8 +102,8 @@ impl HealthCheck {
         self.backend.pool.sweep();
     }
 
-    /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone does not count as a failure.
-    /// `None` if there is no such reason.
+    /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone does not count as a
+    /// failure. `None` if there is no such reason.
     fn reason_to_keep(
         &mut self,
         config: &Config,

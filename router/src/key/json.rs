@@ -87,7 +87,7 @@ fn find(byte: u8, text: &[u8]) -> Option<usize> {
     at.map(|at| seen + at)
 }
 
-/// Decodes the escape at the start of `text`. Returns the text behind it.
+/// Decodes the escape at the start of `text`. Returns the text after it.
 fn unescape<'a>(text: &'a [u8], sink: &mut impl FnMut(&[u8])) -> Result<&'a [u8], KeyError> {
     let byte = match text.get(1).ok_or(KeyError::Escape)? {
         b'b' => 0x08,

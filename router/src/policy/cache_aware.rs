@@ -18,7 +18,7 @@
 //!
 //! **Rendezvous owner.** Other routers may have sent a prompt that this router does not know. So each prompt has a
 //! rendezvous owner: the worker with the highest hash, the same in every router. The hashed part is the 256 bytes
-//! behind the prefix that more than half of the workers hold, such as a system prompt. The cost counts a share of the
+//! after the prefix that more than half of the workers hold, such as a system prompt. The cost counts a share of the
 //! unknown tokens as cached at the owner: the share that was found cached for earlier unknown prompts. Without other
 //! routers the share is zero, and the owner only breaks ties.
 //!
@@ -69,7 +69,7 @@ pub struct CacheAware {
     turn: AtomicU64,
 }
 
-/// The hash of the prompt behind its first `common` blocks; `None` without a prompt.
+/// The hash of the prompt after its first `common` blocks; `None` without a prompt.
 fn anchor(request: &PolicyRequest<'_>, common: u32) -> Option<u64> {
     let blocks = &request.key?.blocks;
     blocks.get(common as usize + ANCHOR_BLOCKS - 1).or(blocks.last()).copied()
@@ -83,7 +83,7 @@ fn common_blocks(workers: &[Candidate]) -> u32 {
 }
 
 /// Prompt tokens that the rendezvous owner will probably have to compute. Other routers are expected to have sent
-/// only the part behind the first `common` blocks to the owner.
+/// only the part after the first `common` blocks to the owner.
 fn uncached_at_owner(request: &PolicyRequest<'_>, owner: &Candidate, common: u32) -> u32 {
     let uncached = request.uncached_tokens(owner);
     let missing = common.saturating_sub(owner.matched_blocks).saturating_mul(BLOCK_TOKENS);
@@ -146,14 +146,14 @@ impl Fleet {
     }
 
     /// The number of requests that the worker may have without an additional cost, by its speed.
-    fn most_requests(&self, worker: &Candidate) -> u64 {
+    fn request_limit(&self, worker: &Candidate) -> u64 {
         let share = (9 * self.requests).saturating_mul(self.speed(worker));
         FEW_REQUESTS + share.div_ceil(8 * self.speeds)
     }
 
     /// The number of requests above that, with the present one.
     fn excess(&self, worker: &Candidate) -> u64 {
-        (Self::requests(worker) + 1).saturating_sub(self.most_requests(worker))
+        (Self::requests(worker) + 1).saturating_sub(self.request_limit(worker))
     }
 }
 
@@ -364,7 +364,7 @@ mod tests {
         for states in [&[(0, 0, 0); 1][..], &[(9, 0, 0); 7], &[(u32::MAX, 0, 0); 300]] {
             let workers = workers(states);
             assert!(
-                Fleet::of(&workers).most_requests(&workers[0]) > u64::from(states[0].0),
+                Fleet::of(&workers).request_limit(&workers[0]) > u64::from(states[0].0),
                 "{}",
                 states.len()
             );

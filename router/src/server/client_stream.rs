@@ -46,7 +46,7 @@ pub(super) struct Limits {
 /// What a client does next.
 pub(super) enum Next {
     Request(Box<Head>),
-    /// A request that cannot be read. It is answered with the error, and nothing behind it is read.
+    /// A request that cannot be read. It is answered with the error, and nothing after it is read.
     Refused(Error),
     /// It has sent nothing for [`RELEASE_AFTER`].
     Idle,

@@ -254,7 +254,7 @@ impl Serving {
         stream: &Mutex<ClientStream>,
         timer: &SharedTimer,
     ) -> io::Result<bool> {
-        // Other servers may read another end of a chunked body, so nothing behind it is taken for a request.
+        // Other servers may read another end of a chunked body, so nothing after it is taken for a request.
         let mut keeps =
             request.as_ref().is_ok_and(|head| head.keeps_alive && head.body != BodyLength::Chunked);
         let (parts, refusal) = match request {

@@ -42,7 +42,7 @@ pub(super) enum BodyLength {
     Chunked,
 }
 
-/// Reads the head at the start of `unread`, and leaves the bytes behind it there. `None` if it is incomplete. Fails if
+/// Reads the head at the start of `unread`, and leaves the bytes after it there. `None` if it is incomplete. Fails if
 /// it is ambiguous, malformed or too large.
 pub(super) fn read(unread: &mut Bytes) -> Result<Option<Head>, Error> {
     let bytes = &unread[..];

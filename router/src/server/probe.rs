@@ -1,7 +1,7 @@
 //! Probes: light requests for the state of the router, recognized by the first bytes of a connection.
 
-/// Paths of probes. The answer needs no worker and little time. `/metrics` is not a probe, because with hundreds of workers it
-/// has hundreds of kilobytes.
+/// Paths of probes. The answer needs no worker and little time. `/metrics` is not a probe, because with hundreds of
+/// workers it has hundreds of kilobytes.
 const PATHS: [&[u8]; 4] = [b"/health", b"/health_generate", b"/liveness", b"/readiness"];
 
 /// Length of a prefix that contains the path of any probe.

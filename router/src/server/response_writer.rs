@@ -15,7 +15,7 @@ use tokio::io::AsyncWrite;
 use super::date;
 use crate::wire::transport::Transport;
 
-/// Frames of up to this size are copied behind the head or the frames before them, so that all go out in one write.
+/// Frames of up to this size are copied after the head or the frames before them, so that all go out in one write.
 const MAX_COPIED: usize = 4 << 10;
 
 /// Bytes that wait for the client from which on the body is not polled: a slow client slows its worker down.
@@ -39,9 +39,9 @@ pub(super) struct ResponseWriter<B> {
     /// The head and small frames, of which `sent` bytes are sent.
     copied: Vec<u8>,
     sent: usize,
-    /// A large frame, behind `copied`.
+    /// A large frame, after `copied`.
     large: Bytes,
-    /// Bytes behind the large frame.
+    /// Bytes after the large frame.
     behind: &'static [u8],
     is_broken: bool,
 }

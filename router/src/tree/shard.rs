@@ -148,7 +148,7 @@ impl Shard {
         Inserted { held, last_used }
     }
 
-    /// Takes back an insertion at `tick`: removes the blocks of `key` behind the first `kept` ones from `tenant`,
+    /// Takes back an insertion at `tick`: removes the blocks of `key` after the first `kept` ones from `tenant`,
     /// except those used since. Returns their number.
     pub(super) fn retract(&mut self, key: &[u64], tenant: u32, tick: LruTick, kept: u64) -> u64 {
         let Match { node: mut at, depth, beyond } = self.descend(key);

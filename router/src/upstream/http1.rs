@@ -25,7 +25,7 @@ use crate::wire::{http1::poll_fill, transport::Transport};
 /// Maximum size of a response head.
 const MAX_HEAD: usize = 32 << 10;
 
-/// A body of up to this size is copied behind its head: a write of one buffer costs less than one of two.
+/// A body of up to this size is copied after its head: a write of one buffer costs less than one of two.
 const MAX_COPIED: usize = 4 << 10;
 
 /// Head and body of a request.
@@ -155,7 +155,7 @@ impl Http1 {
         }
     }
 
-    /// Whether the last response has been read, nothing was behind it, and the worker keeps the connection open.
+    /// Whether the last response has been read, nothing was after it, and the worker keeps the connection open.
     pub(super) fn is_idle(&self) -> bool {
         self.keeps_alive && self.unsent.is_none() && self.has_ended() && self.unread.is_empty()
     }

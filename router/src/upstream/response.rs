@@ -36,7 +36,7 @@ pub(super) struct Head {
     pub(super) keeps_alive: bool,
 }
 
-/// Reads the head at the start of `unread`, and leaves the bytes behind it there. `None` if it is incomplete. Skips
+/// Reads the head at the start of `unread`, and leaves the bytes after it there. `None` if it is incomplete. Skips
 /// interim responses (1xx). `to_head` tells whether the request was a HEAD: its response has no body. Fails with the
 /// defect of a malformed head.
 pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'static str> {

@@ -21,12 +21,12 @@ enum At {
     Size,
     MoreSize,
     Extension,
-    /// The line feed behind a size.
+    /// The line feed after a size.
     SizeEnd,
     Data,
     /// The carriage return behind the data.
     DataEnd,
-    /// The line feed behind the data.
+    /// The line feed after the data.
     ChunkEnd,
     /// The first byte of a trailer line, or of the empty line at the end.
     Trailer,

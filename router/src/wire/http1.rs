@@ -16,7 +16,7 @@ use super::transport::Transport;
 /// Bytes of one read. The head and the body of most requests fit.
 const READ: usize = 32 << 10;
 
-/// A read of at least so many bytes keeps the buffer, which a request may hold until its response ends. Fewer bytes are
+/// A read of at least this many bytes keeps the buffer, which a request may hold until its response ends. Fewer bytes are
 /// copied to one of their size.
 const KEEPS_BUFFER: usize = READ / 2;
 
