@@ -52,14 +52,7 @@ def load_engine(
     """Selects the device, loads the weights, sizes the KV cache and captures the graphs. `groups`: the ranks among which
     the model is divided, by default one. `expert_parts`: --ep-size. Raises ConfigError, ModelError."""
     device = choose_device(config)
-    if device.type == "cpu":
-        # torch's own number ignores the quota of a container
-        own = min(torch.get_num_threads(), usable_cores())
-        torch.set_num_threads(config.cpu_threads or own)
-    if device.type == "cuda":
-        # Triton and FlashInfer launch on the current device, not on that of the tensors.
-        torch.cuda.set_device(device)
-        prefer_shared_memory()
+    _set_up(device, config)
     whole = choose_config(config)
     model_config = config_of_rank(whole, Ranks.of(groups))
     # Settings are checked before the slow loading of the weights
@@ -128,6 +121,18 @@ def load_engine(
     engine = new_engine(plan(working_bytes=working.total))
     engine.capture_graphs(sizes)
     return engine
+
+
+def _set_up(device: torch.device, config: WorkerConfig) -> None:
+    """Sets torch's threads on a CPU, and the current device of this process on a GPU."""
+    if device.type == "cpu":
+        # torch's own number ignores the quota of a container
+        own = min(torch.get_num_threads(), usable_cores())
+        torch.set_num_threads(config.cpu_threads or own)
+    if device.type == "cuda":
+        # Triton and FlashInfer launch on the current device, not on that of the tensors.
+        torch.cuda.set_device(device)
+        prefer_shared_memory()
 
 
 def _log_memory(model: CausalLM, working: WorkingMemory) -> None:

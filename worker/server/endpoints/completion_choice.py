@@ -71,10 +71,10 @@ class Part:
         return self._sum_logprobs / max(1, self._num_logprobs)
 
     def add(self, output: Output) -> None:
-        scored = self._details.logprobs is not None
+        with_logprobs = self._details.logprobs is not None
         if output.prompt_logprobs is not None and not self.begun:
             self._prompt_logprobs = output.prompt_logprobs
-            if self._wanted.echo and scored:
+            if self._wanted.echo and with_logprobs:
                 self._after, *others = self._prompt
                 self._tokens.extend(others, output.prompt_logprobs)
         if self._wanted.no_answer:
@@ -82,7 +82,7 @@ class Part:
             return
         self._text.append(output.text)
         self._token_ids += output.token_ids
-        if scored:
+        if with_logprobs:
             self._tokens.add(output)
         self._finish = output.finish
         if output.logprobs is not None:

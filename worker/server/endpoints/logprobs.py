@@ -90,23 +90,23 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: LoggedTokens, details: Details) 
 
 
 async def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Logprobs, top: int
 ) -> PromptLogprobs:
-    """Returns an entry for each token of `prompt`; None for the first. `scores` belong to the other tokens. Works in a
+    """Returns an entry for each token of `prompt`; None for the first. `logprobs` belong to the other tokens. Works in a
     thread, because there may be millions of logprobs."""
-    return await asyncio.to_thread(_prompt_logprobs, tokenizer, prompt, scores, top)
+    return await asyncio.to_thread(_prompt_logprobs, tokenizer, prompt, logprobs, top)
 
 
 def _prompt_logprobs(
-    tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Logprobs, top: int
 ) -> PromptLogprobs:
     places: PromptLogprobs = [None]
-    for at, (token, logprob) in enumerate(zip(prompt[1:], scores.logprobs, strict=True)):
-        likely = scores.top_ids[at] if scores.top_ids else []
+    for at, (token, logprob) in enumerate(zip(prompt[1:], logprobs.logprobs, strict=True)):
+        likely = logprobs.top_ids[at] if logprobs.top_ids else []
         rank = likely.index(token) + 1 if token in likely else None
         place = {token: PromptLogprob(logprob, rank, tokenizer.text_of(token))}
         for number, other in enumerate(likely[:top]):
-            of_other = scores.top_logprobs[at][number]
+            of_other = logprobs.top_logprobs[at][number]
             place.setdefault(other, PromptLogprob(of_other, number + 1, tokenizer.text_of(other)))
         places.append(place)
     return places

@@ -104,7 +104,7 @@ class GrowingAnswer:
     def so_far(self, *, numbered: bool) -> Answer:
         handler, params = self._handler, self._params
         usage = handler.usage_of(self._index)
-        scored, top = params.logprobs, params.logprobs and params.top_logprobs > 0
+        with_logprobs, top = params.logprobs, params.logprobs and params.top_logprobs > 0
         ended = self.finish is not None
         meta = MetaInfo(
             id=self._rid,
@@ -112,8 +112,8 @@ class GrowingAnswer:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=0 if self._no_answer else usage.completion_tokens,
             cached_tokens=usage.prompt_tokens_details.cached_tokens,
-            input_token_logprobs=self._input.tokens if scored else msgspec.UNSET,
-            output_token_logprobs=self._output.tokens if scored else msgspec.UNSET,
+            input_token_logprobs=self._input.tokens if with_logprobs else msgspec.UNSET,
+            output_token_logprobs=self._output.tokens if with_logprobs else msgspec.UNSET,
             input_top_logprobs=self._input.top if top else msgspec.UNSET,
             output_top_logprobs=self._output.top if top else msgspec.UNSET,
             e2e_latency=time.monotonic() - self._begun if ended else msgspec.UNSET,

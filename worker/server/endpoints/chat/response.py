@@ -80,10 +80,10 @@ async def completion(run: ChatRun, model: str) -> Completion:
     prompt = handler.prompts[0]
     if details.token_ids:
         answer.prompt_token_ids = prompt
-    scores = collected[0].choice.prompt_logprobs  # None after an early abort
-    if details.prompt_logprobs is not None and scores is not None:
+    logprobs = collected[0].choice.prompt_logprobs  # None after an early abort
+    if details.prompt_logprobs is not None and logprobs is not None:
         answer.prompt_logprobs = await prompt_logprobs(
-            handler.service.tokenizer, prompt, scores, details.prompt_logprobs
+            handler.service.tokenizer, prompt, logprobs, details.prompt_logprobs
         )
     return answer
 

@@ -45,16 +45,16 @@ async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = await read_parsed(request, _decoder)
     model = service.check_model(body.model)
-    streams, scored = bool(body.stream), wants_logprobs(body)
+    streams, with_logprobs = bool(body.stream), wants_logprobs(body)
     # The last events repeat all logprobs. Another worker does not have those of the first tokens.
-    replay = read_replay(request, body.continuation, possible=streams and not scored)
+    replay = read_replay(request, body.continuation, possible=streams and not with_logprobs)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
     chat = await in_thread_if_many(
         lambda: as_chat(body, takes_images=service.media is not None), count=items
     )
     trace = trace_of(request.headers, body.request_id)
-    each = streams or scored
+    each = streams or with_logprobs
     run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
     answer = _Answer.of(run, body, model)
     async with run.handler.running():
@@ -86,8 +86,8 @@ class _Answer:
         """Takes `output` and returns its events."""
         events: list[Event] = []
         parts = self.choice.take(output)
-        if self.logprobs is not None and (scores := self.choice.take_logprobs()):
-            self.logprobs.add(output.text, scores.content)
+        if self.logprobs is not None and (logprobs := self.choice.take_logprobs()):
+            self.logprobs.add(output.text, logprobs.content)
         for part in parts:
             tokens = []
             if self.logprobs is not None and isinstance(part, Content):
