@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from mla_router import RouterError
-from mla_router.launch.health import until_healthy
+from mla_router.launch.health import until_healthy, until_silent
 from mla_router.launch.ray.cluster import LostError, StartError
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig, with_port
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
 PENDING_S = 5.0  # until the output tells that a worker waits for room
 
@@ -72,7 +73,7 @@ class RayWorker:
                 pending.cancel()
                 match event:
                     case {"address": [host, port, *_]}:
-                        serving = asyncio.create_task(self._serve(host, port, on_ready))
+                        serving = asyncio.create_task(self._serve(placed, host, port, on_ready))
                     case {"lines": lines}:
                         for line in lines:
                             self._show(line)
@@ -88,15 +89,22 @@ class RayWorker:
             if serving is not None:
                 serving.cancel()
 
-    async def _serve(self, host: str, port: int, on_ready: Callable[[str], None]) -> None:
-        """Adds the worker to the rotation when it is healthy, and removes it when cancelled."""
+    async def _serve(
+        self, placed: Placement, host: str, port: int, on_ready: Callable[[str], None]
+    ) -> None:
+        """Adds the worker to the rotation when it is healthy, and removes it when cancelled. Gives up its place if it then
+        stops to answer."""
         await until_healthy(host, port)
         url = f"http://{with_port(host, port)}"
         with suppress(RouterError):  # an operator may have added it
             self._router.add_worker(url)
         try:
             on_ready(url)
-            await asyncio.Future()
+            seconds = STUCK_FACTOR * self._config.watchdog_timeout
+            await until_silent(host, port, seconds)
+            self._show(f"no answer for {seconds:g} seconds, and is killed")
+            placed.release()
+            await asyncio.Future()  # its events end
         finally:
             with suppress(RouterError):  # the router may have been stopped
                 self._router.remove_worker(url)

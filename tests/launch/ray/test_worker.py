@@ -27,7 +27,8 @@ class Place:
 
     def __init__(self, script: list[Any]) -> None:
         self._script = script
-        self.released = self.stopped = False
+        self._released = asyncio.Event()
+        self.stopped = False
 
     async def run(self, config: WorkerConfig) -> AsyncIterator[dict[str, Any]]:
         assert config.worker_id == "worker-0"
@@ -38,14 +39,19 @@ class Place:
                 raise step
             else:
                 yield step
-        await asyncio.Future()
+        await self._released.wait()
+        raise LostError("the actor was killed")
 
     async def stop(self, grace_s: float) -> None:
         assert grace_s == 1.0
         self.stopped = True
 
+    @property
+    def released(self) -> bool:
+        return self._released.is_set()
+
     def release(self) -> None:
-        self.released = True
+        self._released.set()
 
 
 class WorkerList:
@@ -72,14 +78,14 @@ class WorkerList:
 class Fleet:
     """A supervisor of one worker, on `places` by turns."""
 
-    def __init__(self, *scripts: list[Any]) -> None:
+    def __init__(self, *scripts: list[Any], watchdog_s: float = 30.0) -> None:
         self.places = [Place(script) for script in scripts]
         self.used: list[Place] = []
         self.router = WorkerList()
         self.log = io.StringIO()
         output = Output(self.log)
         worker = RayWorker(
-            WorkerConfig(worker_id="worker-0"),
+            WorkerConfig(worker_id="worker-0", watchdog_timeout=watchdog_s),
             self._place,
             self.router,
             lambda line: output.worker(0, line),
@@ -128,6 +134,31 @@ def test_a_lost_worker_leaves_the_rotation_and_gets_another_place() -> None:
         log = fleet.log.getvalue()
         assert log.count("[worker 0] one\n[worker 0] two\n") == 2
         assert "worker 0 was lost: its node has died; starting it again in 0.01 s" in log
+
+    run(check)
+
+
+def test_a_worker_that_does_not_answer_any_more_gets_another_place() -> None:
+    async def check(address: list[Any]) -> None:
+        asked: list[asyncio.StreamWriter] = []
+
+        async def healthy_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(writer)
+            if len(asked) == 1:
+                await healthy(reader, writer)
+
+        server = await asyncio.start_server(healthy_once, "127.0.0.1", 0)
+        mute = list(server.sockets[0].getsockname())
+        fleet = Fleet([{"address": mute}], [{"address": address}], watchdog_s=1.0)
+        fleet.supervisor.start()
+        await fleet.router.until(3)
+        urls = [f"http://127.0.0.1:{port}" for _, port in (mute, address)]
+        assert fleet.router.calls == [("add", urls[0]), ("remove", urls[0]), ("add", urls[1])]
+        await fleet.supervisor.stop(1.0)
+        for writer in asked:
+            writer.close()
+        server.close()
+        assert "[worker 0] no answer for 4 seconds, and is killed" in fleet.log.getvalue()
 
     run(check)
 
