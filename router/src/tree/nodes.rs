@@ -219,6 +219,7 @@ mod tests {
             for (known, id) in ids.iter().enumerate() {
                 assert_eq!(nodes.child(NIL, hash(known as u64)), Some(*id));
             }
+            assert_eq!(nodes.heads.places(), nodes.len(), "buckets");
         }
         for (index, id) in ids.iter().enumerate() {
             nodes.remove(*id);

@@ -1,11 +1,12 @@
 //! A disconnected client aborts its request on the worker, before and during the response.
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, assert_nothing_reserved, config, post, router,
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_reserved, config, post, router,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,6 +57,25 @@ async fn whole_answers_are_no_aborts() {
     for path in ["/generate", "/v1/completions", "/v1/models"] {
         client.post(path, r#"{"prompt":"x"}"#).await;
     }
+    assert_nothing_reserved(&router).await;
+    assert_eq!(router.stats().requests.client_aborts, 0);
+}
+
+/// Many clients close the connection at `[DONE]`, without waiting for the end of the response.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disconnect_after_the_last_event_is_no_abort() {
+    let last = Bytes::from_static(b"data: [DONE]\n\n");
+    let worker = FakeWorker::start(move |_| {
+        Reply::Stream(HeaderMap::new(), vec![last.clone()], Then::Silence)
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let streamed = post("/generate", r#"{"prompt":"x","stream":true}"#);
+    let mut response = client.send(streamed).await.expect("a head");
+    response.frame().await.expect("not over").expect("not broken");
+    drop(response);
+    drop(client);
     assert_nothing_reserved(&router).await;
     assert_eq!(router.stats().requests.client_aborts, 0);
 }
