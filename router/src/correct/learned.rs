@@ -393,13 +393,8 @@ impl State {
     }
 
     fn grow(&mut self) -> Correction {
-        if self.share < 1.0 {
-            self.share = (self.share * GROW).min(1.0);
-            if self.resize() {
-                return Correction::Resize;
-            }
-        }
-        Correction::Nothing
+        self.share = (self.share * GROW).min(1.0);
+        if self.resize() { Correction::Resize } else { Correction::Nothing }
     }
 
     /// Blocks that the whole cache could hold.

@@ -317,6 +317,7 @@ mod tests {
                 .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &all)
                 .expect("workers");
             assert_eq!((choice.uncached_tokens, choice.reason), (16, Reason::NoPrefix));
+            assert_eq!(choice.at_owner, None);
             chosen[choice.index] += 1;
         }
         assert!(chosen.iter().all(|requests| (700..=1300).contains(requests)), "{chosen:?}");
@@ -422,13 +423,16 @@ mod tests {
         let mut states = [(0, 0, 50); 8];
         states[owner].2 = 0;
         let choice = choose_with(&chained(1), &states, 0.75);
-        assert_eq!((choice.index, choice.uncached_tokens), (owner, 800 + 200));
+        let chosen = (choice.index, choice.uncached_tokens, choice.at_owner);
+        assert_eq!(chosen, (owner, 800 + 200, None));
         assert_ne!(choose(&chained(1), &states).index, owner);
         // A worker is known to hold more. That says nothing about other routers.
         states[owner].2 = 50;
         states[(owner + 1) % 8].2 = 60;
         let choice = choose_with(&chained(1), &states, 0.75);
         assert_eq!((choice.index, choice.at_owner), (owner, None));
+        let choice = choose(&chained(1), &states);
+        assert_eq!((choice.index, choice.at_owner), ((owner + 1) % 8, None));
     }
 
     #[test]

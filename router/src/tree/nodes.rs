@@ -239,6 +239,16 @@ mod tests {
     }
 
     #[test]
+    fn a_node_of_one_block_takes_its_record_alone() {
+        let mut nodes = Nodes::new();
+        let bytes = [1, 2].map(|block| {
+            nodes.add(NIL, &[block]);
+            nodes.bytes()
+        });
+        assert_eq!(bytes[0], bytes[1], "both records are in one chunk");
+    }
+
+    #[test]
     fn places_of_shortened_and_removed_nodes_are_used_again() {
         let mut nodes = Nodes::new();
         let mut bytes = Vec::new();
