@@ -139,23 +139,42 @@ fn the_first_count_of_a_prompt_teaches_the_tokens_of_a_block() {
     }
 }
 
+/// A worker that was sent `0..count` of these prompts of 100 blocks.
+fn sent(count: u64) -> (LearnedCache, PrefixTree) {
+    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
+    for number in 0..count {
+        send(&learned, &tree, number);
+    }
+    (learned, tree)
+}
+
+fn prompt(number: u64) -> RouteKey {
+    RouteKey { blocks: (0..100).map(|block| number << 32 | block).collect(), ..text() }
+}
+
+fn send(learned: &LearnedCache, tree: &PrefixTree, number: u64) -> Prediction {
+    compute(learned, tree.insert(&prompt(number), WORKER))
+}
+
 #[test]
 fn a_hit_of_long_ago_makes_room_only_in_a_share_that_is_full() {
-    let (learned, tree) = (LearnedCache::new(1 << 20), PrefixTree::new(1 << 20));
-    let prompt = |number: u64| RouteKey {
-        blocks: (0..100).map(|block| number << 32 | block).collect(),
-        ..text()
-    };
-    let send = |number| compute(&learned, tree.insert(&prompt(number), WORKER));
-    for number in 0..10 {
-        send(number);
-    }
-    let mut missing = send(0);
+    let (learned, tree) = sent(10);
+    let mut missing = send(&learned, &tree, 0);
     let (_, finding) = learned.learn(&tree, WORKER, &prompt(0), &mut missing, usage(10));
     assert!(matches!(finding, Some(Finding::Evicted { .. })), "{finding:?}");
     let shrunk = learned.capacity();
-    let mut there = send(1);
+    let mut there = send(&learned, &tree, 1);
     assert_eq!(there.receipt().expect("inserted").held, 100);
     learned.learn(&tree, WORKER, &prompt(1), &mut there, usage(100));
     assert_eq!(learned.capacity(), shrunk, "it holds a thousandth of that");
+}
+
+#[test]
+fn three_prompts_of_the_newer_half_prove_a_restart_and_an_older_one_does_not_count() {
+    let (learned, tree) = sent(12);
+    for (number, is_proof) in [(1, false), (9, false), (10, false), (11, true)] {
+        let mut prediction = send(&learned, &tree, number);
+        let (_, finding) = learned.learn(&tree, WORKER, &prompt(number), &mut prediction, usage(0));
+        assert_eq!(finding == Some(Finding::NoCache), is_proof, "{number}: {finding:?}");
+    }
 }
