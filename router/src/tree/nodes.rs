@@ -203,11 +203,20 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::{NIL, Nodes};
 
     /// A hash with random low bits, which the table uses.
     fn hash(index: u64) -> u64 {
         index.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    }
+
+    fn longest_chain(nodes: &Nodes) -> usize {
+        let node = |id: u32| (id != NIL).then_some(id);
+        let chain = |head| iter::successors(node(head), |id| node(nodes.records[*id].next));
+        let heads = (0..nodes.heads.places() as u32).map(|bucket| nodes.heads[bucket]);
+        heads.map(|head| chain(head).count()).max().unwrap_or(0)
     }
 
     #[test]
@@ -221,6 +230,7 @@ mod tests {
             }
             assert_eq!(nodes.heads.places(), nodes.len(), "buckets");
         }
+        assert!(longest_chain(&nodes) < 10, "{}", longest_chain(&nodes));
         for (index, id) in ids.iter().enumerate() {
             nodes.remove(*id);
             assert_eq!(nodes.child(NIL, hash(index as u64)), None);

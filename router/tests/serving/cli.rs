@@ -53,6 +53,18 @@ async fn router_prints_its_address_serves_and_stops_on_sigterm() {
     assert_eq!(process.exit_code().await, Some(0));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_names_a_worker_that_answers_garbage() {
+    let worker = FakeWorker::start(|_| Reply::ok("<html>")).await;
+    let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
+    let address = process.address().await;
+    process.line_with(&format!("worker {} is up", worker.url())).await;
+    let mut client = Client::connect(address).await;
+    let answer = client.post("/v1/completions", r#"{"prompt":"x"}"#).await;
+    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    process.line_with(&format!("worker {}: ", worker.url())).await;
+}
+
 /// The kernel and the shell of a closed terminal send SIGHUP, each for itself. It never stops at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closed_terminal_lets_a_stream_finish() {
