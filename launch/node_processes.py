@@ -43,6 +43,8 @@ class Command(NamedTuple):
 
 
 class NodeProcesses(Protocol):
+    """The processes of one node: ranks of a worker, or workers that are DP ranks."""
+
     urls: Sequence[str]  # the addresses of workers
 
     def commands(self, start: GroupStart) -> list[Command]: ...

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorkers:
+    """Keeps the router's list of workers on other nodes up to date."""
+
     def __init__(self, router: Router) -> None:
         self._router = router
         self._urls: dict[int, Sequence[str]] = {}

@@ -16,6 +16,8 @@ KILLED_BY_CTRL_C = 128 + signal.SIGINT
 
 
 class StopSignals:
+    """Sets the event `drain` or `interrupt` when a signal comes."""
+
     def __init__(self, kill: Callable[[], None]) -> None:
         """Handles the signals. `kill` ends all processes that would outlive this one."""
         self.drain = asyncio.Event()

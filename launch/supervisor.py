@@ -26,6 +26,8 @@ class GaveUpError(RuntimeError):
 
 @dataclass(frozen=True)
 class RestartPolicy:
+    """Delays before the restarts of a worker, and the number of attempts."""
+
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
     proven_s: float = 60.0  # after this healthy time the delay begins again at the first one

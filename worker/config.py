@@ -46,6 +46,8 @@ SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig(Settings):
+    """The settings of a worker, checked together. Raises ConfigError."""
+
     def __post_init__(self) -> None:
         self.check_values()
         if not re.fullmatch(r"(\d{1,4}(,\d{1,4})*)?", self.cuda_graph_bs):

@@ -22,8 +22,8 @@ class VocabularyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`pieces[i]` are the bytes of token i; for a special token SPECIAL and its name. EOS tokens and padding ids of the
-    model's last layer have no bytes."""
+    """The bytes of each token of a model. `pieces[i]` are the bytes of token i; for a special token SPECIAL and its
+    name. EOS tokens and padding ids of the model's last layer have no bytes."""
 
     pieces: list[bytes]
     eos_ids: list[int]  # EOS tokens

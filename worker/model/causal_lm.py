@@ -20,6 +20,8 @@ from mla_router.worker.model.vision import VisionEncoder
 
 
 class CausalLM(nn.Module):
+    """A decoder with the head that gives its logits, and a vision encoder if the model takes images."""
+
     def __init__(self, config: ModelConfig, model: Decoder) -> None:
         super().__init__()
         self.config = config

@@ -65,7 +65,7 @@ class Decoder(nn.Module):
         return self.last.finish(hidden_states, residual, self.norm, output_rows, exchange)
 
     def serve(self, exchange: Exchange) -> tuple[Tensor, Tensor]:
-        """`run_layers` of a DP rank that has no rows in a step of other DP ranks."""
+        """Does the part of a DP rank without rows in the exchange of `run_layers` of other DP ranks."""
         for layer in list(self.layers)[:-1]:
             assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
             layer.mlp.serve(exchange)

@@ -28,7 +28,8 @@ UNUSED_BY_EAGLE = frozenset({"embed_tokens.weight", "lm_head.weight"})
 
 
 class EagleHead(nn.Module):
-    """`config`: of the folder of the head. `rotations`: the model's own table."""
+    """The draft head of EAGLE: one layer after a linear layer. `config`: of the folder of the head. `rotations`: the
+    model's own table."""
 
     def __init__(self, config: LlamaConfig, rotations: Tensor, *, bias: bool) -> None:
         super().__init__()

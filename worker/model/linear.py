@@ -70,6 +70,8 @@ class Place(NamedTuple):
 
 
 class WeightFormat(ABC):
+    """The format of the weight of a linear layer: plain or quantized."""
+
     @abstractmethod
     def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
         """Returns the parameters of a layer by their names in checkpoints. Their rows are outputs, or blocks of

@@ -74,6 +74,8 @@ class Mistake(NamedTuple):
 
 
 class Shard(ABC):
+    """The destination of one tensor of a checkpoint, or of a piece of it."""
+
     is_needed = True  # a checkpoint without the tensor is an error
     extents: Extents = ()  # of the piece that is kept
 

@@ -19,7 +19,7 @@ NO_PAGES: Mapping[int, Heartbeat] = MappingProxyType({})
 
 
 class NodeError(Exception):
-    """This node cannot take part. A later attempt may succeed."""
+    """The reason why this node cannot take part. A later attempt may succeed."""
 
 
 class RefusedError(LinkError):

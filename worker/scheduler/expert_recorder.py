@@ -18,7 +18,7 @@ Counts = list[list[int]]  # of pairs, [layers][experts]
 
 
 class Load(Protocol):
-    """`ExpertLoad`."""
+    """The counts of pairs on the device (`ExpertLoad`)."""
 
     def read(self) -> Counts: ...
 
@@ -30,6 +30,8 @@ class RecorderError(Exception):
 
 
 class ExpertRecorder:
+    """Starts, stops and writes records, as the messages of a server ask."""
+
     def __init__(self, load: Load | None, folder: Path | None, name: str) -> None:
         """`load`: None if nothing is counted. Writes to `folder`, in files whose names have `name` in them. With None,
         files are refused."""

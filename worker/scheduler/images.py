@@ -42,6 +42,8 @@ class Entry:
 
 
 class ImageRequests:
+    """Encodes the images of requests, a few layers between steps, and keeps the embeddings that requests share."""
+
     def __init__(self, engine: StepEngine[Any]) -> None:
         self._engine = engine
         self._room = engine.capacity.image_tokens

@@ -25,6 +25,8 @@ class ProfilerError(Exception):
 
 
 class Profiler:
+    """Starts, stops and writes traces, as the messages of a server ask."""
+
     def __init__(self, folder: Path | None, name: str) -> None:
         """Writes traces to `folder`, in files whose names begin with `name`. With None, profiles are refused."""
         self._folder = folder

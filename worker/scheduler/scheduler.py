@@ -67,7 +67,7 @@ MAX_FAILURES = 3
 
 
 class EngineFailed(Exception):
-    """This process cannot use the device any more. A new process may be able to."""
+    """Loss of the device for this process. A new process may be able to use it."""
 
 
 class Scheduler:

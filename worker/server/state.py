@@ -83,6 +83,8 @@ class StartInfo(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ServerState:
+    """State that the endpoints of an API process share."""
+
     config: WorkerConfig
     start_info: StartInfo = field(default_factory=StartInfo.now)
     counters: SharedCounters = field(default_factory=SharedCounters.create)

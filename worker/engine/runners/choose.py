@@ -26,6 +26,8 @@ MAX_PADDING = 2048
 
 
 class RunnerKind(Enum):
+    """The ways to launch a step."""
+
     EAGER = "eager"  # kernel by kernel: steps of any kind and size
     DECODE_GRAPH = "decode graph"  # decode rows and few prompt tokens, as one graph
     VERIFY_GRAPH = "verify graph"  # decode rows, equally many of each slot, as one graph
@@ -34,6 +36,8 @@ class RunnerKind(Enum):
 
 
 class RunnerChoice(NamedTuple):
+    """The runner of a step, and the size of its graph."""
+
     kind: RunnerKind
     rows: int  # padding included
 

@@ -22,6 +22,8 @@ from mla_router.worker.model.exchange import Exchange
 
 
 class ForwardPass:
+    """Runs the model over the rows of a step, kernel by kernel or in the capture of a graph."""
+
     def __init__(
         self,
         model: CausalLM,
@@ -99,7 +101,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def serve(self, exchange: Exchange) -> LayerOutput:
-        """`run_layers` of a DP rank without rows."""
+        """Does the part of a DP rank without rows in the `exchange` of a step."""
         return LayerOutput(*self.model.model.serve(exchange))
 
     @torch.inference_mode()

@@ -31,6 +31,8 @@ class TowerGraph:
 
 
 class TowerGraphs:
+    """Captures and replays the graphs of a vision encoder."""
+
     def __init__(self, encoder: VisionEncoder, device: torch.device) -> None:
         self._encoder = encoder
         self._device = device

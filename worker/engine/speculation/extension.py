@@ -53,7 +53,8 @@ class ExtendGraph:
 
 
 class Extension:
-    """`layer` over the rows of steps. `caches`: those of the layer."""
+    """Runs a draft layer over the rows of a step, by a CUDA graph if the step ran as one. `caches`: those of the
+    layer."""
 
     def __init__(
         self, layer: DraftLayer, forward_pass: ForwardPass, caches: Sequence[Tensor]

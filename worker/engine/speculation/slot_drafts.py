@@ -43,6 +43,8 @@ class SlotGraph:
 
 
 class SlotDrafts:
+    """Drafts for the slots of a step by `write`, in a CUDA graph if one was captured for their number."""
+
     def __init__(
         self, name: str, write: WriteDrafts, ahead: int, forward_pass: ForwardPass
     ) -> None:

@@ -56,8 +56,8 @@ _CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas", "dependenci
 
 
 class Rewriter:
-    """`find` returns the place and the schema to which a `$ref` refers, or raises Inexact. `rewrite` raises
-    GrammarError with the place of an unsupported keyword."""
+    """Rewrites a schema for xgrammar. `find` returns the place and the schema to which a `$ref` refers, or raises
+    Inexact. `rewrite` raises GrammarError with the place of an unsupported keyword."""
 
     def __init__(self, find: Callable[[str], tuple[str, Any]]) -> None:
         self._find = find

@@ -16,7 +16,7 @@ from mla_router.worker.kernels.comm.group import Group
 
 
 class Groups(NamedTuple):
-    """Without DP attention there is one DP rank, with all ranks."""
+    """The groups of one rank. Without DP attention there is one DP rank, with all ranks."""
 
     attention: Group = Group.alone()  # the ranks of the same DP rank
     exchange: Group = Group.alone()  # one rank of each DP rank, by the number of the DP rank

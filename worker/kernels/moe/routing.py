@@ -25,8 +25,8 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 @dataclass(frozen=True)
 class RoutingRule:
-    """`top_k` experts of each token, from its `top_groups` of `num_groups`. With `normalize` a token's weights sum
-    to 1 before they are multiplied by `scale`."""
+    """The choice of `top_k` experts for each token, from its `top_groups` of `num_groups`. With `normalize` a token's
+    weights sum to 1 before they are multiplied by `scale`."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"]

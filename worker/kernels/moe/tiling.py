@@ -28,8 +28,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class MoeTiling:
-    """`rows` of one expert in a block. With 1 the pairs are not sorted, each streams the weights of its expert
-    (`gemv.py`). group_m is not used then, and num_stages only with quantized weights."""
+    """The tiling of both products. `rows` of one expert are in a block. With 1 the pairs are not sorted: each streams
+    the weights of its expert (`gemv.py`). group_m is not used then, and num_stages only with quantized weights."""
 
     rows: int
     gate_up: Tile

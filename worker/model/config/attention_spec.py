@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(ABC):
+    """The attention of one layer."""
+
     num_heads: int  # query heads
     scale: float  # of scores
     window: int | None = None  # number of last tokens that a query attends to; None: all

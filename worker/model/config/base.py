@@ -22,6 +22,8 @@ MAX_LAYERS = 10_000  # modules without end would be made before the weights are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ABC):
+    """The config.json of a model, checked, with the fields that all architectures have."""
+
     architecture: str
     dtype: str  # of the checkpoint's plain weights, such as "bfloat16"
     quantization: Quantization | None

@@ -24,7 +24,8 @@ MAX_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`layers[l][p]` is the expert of which physical expert p of layer l is a replica. Each layer has `experts` experts.
+    """The places of the routed experts. `layers[l][p]` is the expert of which physical expert p of layer l is a
+    replica. Each layer has `experts` experts.
     `parts`: number of expert ranks. Raises ModelError."""
 
     layers: tuple[tuple[int, ...], ...]

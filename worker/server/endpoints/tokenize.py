@@ -21,7 +21,8 @@ from mla_router.worker.server.validation.prompts import check_ids
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
-    """For several prompts each field except `max_model_len` is a list with one entry for each prompt."""
+    """The tokens of one prompt. For several prompts each field except `max_model_len` is a list with one entry for each
+    prompt."""
 
     count: int | list[int]
     max_model_len: int

@@ -55,7 +55,8 @@ class Shared:
 
 
 class SchedulerClient:
-    """For the thread of the event loop only, like the whole server."""
+    """Sends requests to the scheduler, and puts their deltas into mailboxes. Only the thread of the event loop may use
+    it."""
 
     def __init__(
         self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, shared: Shared

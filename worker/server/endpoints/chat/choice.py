@@ -19,6 +19,8 @@ from mla_router.worker.server.text.tool_calls.parts import Call, Content, Part, 
 
 @dataclass(slots=True)
 class ChatChoice:
+    """Makes the parts of one choice of a chat completion from its outputs."""
+
     run: ChatRun
     index: int
     calls: int = 0  # number of calls so far
