@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 MIN_DIST_KEY = 16  # characters
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _flag(default: Any, help: str, **metadata: Any) -> Any:
@@ -422,6 +424,9 @@ class Settings:
             flag = "--" + spec.name.replace("_", "-")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag} {value}: give a finite number")
+            if isinstance(value, str) and CONTROL.search(value):
+                # Names go into headers and log lines. The value may be a secret.
+                raise ConfigError(f"{flag}: has a control character, such as a newline; remove it")
             if "choices" in meta and value not in meta["choices"]:
                 choices = ", ".join(map(str, meta["choices"]))
                 raise ConfigError(f"{flag} {value}: choose one of {choices}")

@@ -82,6 +82,9 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
         (["--watchdog-timeout", "nan"], "--watchdog-timeout nan: give a finite number"),
         (["--dist-timeout", "inf"], "--dist-timeout inf: give a finite number"),
+        # It is a header of each answer, which then could not be sent
+        (["--worker-id", "a\r\nx: y"], "--worker-id: has a control character"),
+        (["--served-model-name", "a\nb"], "--served-model-name: has a control character"),
     ],
 )
 def test_flags_that_change_answers_are_refused_with_the_reason(
