@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,14 @@ _SPARE = 3 * _GIB // 4
 _OWN_CONTEXT = 2 * _GIB
 
 
+class _Room(NamedTuple):
+    """The KV cache that fits into the memory of a device."""
+
+    rows: int  # of one kind of layers: with window pages, a token needs a row of each kind
+    reason: str  # for an error: why there are no more
+    remedy: str  # the flags to raise then
+
+
 def plan_capacity(
     config: WorkerConfig,
     model: ModelConfig,
@@ -51,45 +60,17 @@ def plan_capacity(
         specs += new_drafter.kv_cache_specs(kv_cache_dtype)
     token_bytes, window = bytes_per_token(specs), own_window(specs)
     kinds = 1 if window is None else 2
-    # Rows of one kind of layers: with window pages, a token needs a row of each kind
-    tokens = kinds * (config.max_total_tokens or _CPU_TOKENS)
-    reason, remedy = "", "--max-total-tokens"
-    if device.type == "cpu" and (size := tokens // kinds * token_bytes) > (
-        memory := usable_memory()
-    ):
-        raise ConfigError(
-            f"no room for KV cache: {tokens // kinds} tokens take {size / _GIB:.1f} GiB, and this machine or container "
-            f"has {memory / _GIB:.1f}; lower --max-total-tokens"
-        )
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        others = total - free - torch.cuda.memory_reserved(device) - _OWN_CONTEXT
-        if others > 0:
-            logger.warning(
-                "Other processes use at least %.1f of the %.1f GiB of this GPU, and they count in --mem-fraction-static. To "
-                "run two workers on one GPU, start the second one when the first is ready, with a larger fraction that "
-                "covers both",
-                others / _GIB,
-                total / _GIB,
-            )
-        outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
-        reason = (
-            f": {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free, and {outside / _GIB:.1f} stay free for the steps"
-            + (f"; other processes use {others / _GIB:.1f} or more" if others > 0 else "")
-        )
-        remedy = "--mem-fraction-static"
-        if working_bytes + _SPARE == outside:
-            remedy = "--tp-size, lower --max-running-requests or --max-prefill-tokens"
-        fitting = max(0, int(free - outside)) * kinds // token_bytes
-        if tree := config.tree:
-            fitting = max(0, fitting - tree.cache_rows - config.page_size)
-        tokens = min(kinds * config.max_total_tokens or fitting, fitting)
+    if device.type == "cpu":
+        room = _room_on_cpu(config, token_bytes, kinds)
+    else:
+        room = _room_on_gpu(config, token_bytes, kinds, device, working_bytes)
+    rows = room.rows
     if group is not None:
-        tokens = int(group.all_gather(torch.tensor([tokens], device=device), 0).min())
-    num_pages = tokens // config.page_size
+        rows = int(group.all_gather(torch.tensor([rows], device=device), 0).min())
+    num_pages = rows // config.page_size
     if num_pages < kinds:
         raise ConfigError(
-            f"no room for KV cache ({token_bytes} bytes a token){reason}; raise {remedy}, or lower --page-size"
+            f"no room for KV cache ({token_bytes} bytes a token){room.reason}; raise {room.remedy}, or lower --page-size"
         )
     capacity = replace(
         capacity_without_pages(config, context_length, window, device, takes_images=takes_images),
@@ -97,6 +78,46 @@ def plan_capacity(
     )
     _log_size(capacity, kv_cache_dtype, token_bytes)
     return capacity
+
+
+def _room_on_cpu(config: WorkerConfig, token_bytes: int, kinds: int) -> _Room:
+    """Returns --max-total-tokens. Raises ConfigError if this machine has less memory."""
+    tokens = config.max_total_tokens or _CPU_TOKENS
+    size, memory = tokens * token_bytes, usable_memory()
+    if size > memory:
+        raise ConfigError(
+            f"no room for KV cache: {tokens} tokens take {size / _GIB:.1f} GiB, and this machine or container has "
+            f"{memory / _GIB:.1f}; lower --max-total-tokens"
+        )
+    return _Room(kinds * tokens, "", "--max-total-tokens")
+
+
+def _room_on_gpu(
+    config: WorkerConfig, token_bytes: int, kinds: int, device: torch.device, working_bytes: int
+) -> _Room:
+    """Returns the rows that fit, at most those of --max-total-tokens. Logs a warning if other processes use the GPU."""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device) - _OWN_CONTEXT
+    if others > 0:
+        logger.warning(
+            "Other processes use at least %.1f of the %.1f GiB of this GPU, and they count in --mem-fraction-static. To "
+            "run two workers on one GPU, start the second one when the first is ready, with a larger fraction that "
+            "covers both",
+            others / _GIB,
+            total / _GIB,
+        )
+    outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
+    reason = (
+        f": {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free, and {outside / _GIB:.1f} stay free for the steps"
+        + (f"; other processes use {others / _GIB:.1f} or more" if others > 0 else "")
+    )
+    remedy = "--mem-fraction-static"
+    if working_bytes + _SPARE == outside:
+        remedy = "--tp-size, lower --max-running-requests or --max-prefill-tokens"
+    fitting = max(0, int(free - outside)) * kinds // token_bytes
+    if tree := config.tree:
+        fitting = max(0, fitting - tree.cache_rows - config.page_size)
+    return _Room(min(kinds * config.max_total_tokens or fitting, fitting), reason, remedy)
 
 
 def _log_size(capacity: Capacity, dtype: torch.dtype, token_bytes: int) -> None:
