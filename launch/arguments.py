@@ -182,6 +182,32 @@ def parse(
         every_worker: WorkerConfig = worker_flags.from_namespace(namespace, **fixed)
     except ConfigError as error:
         parser.error(str(error))
+    _check_launch(parser, namespace, every_worker)
+    given = {
+        flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in _forwarded(router_flags)
+    }
+    options = Options(
+        host=namespace.host,
+        port=namespace.port,
+        dp_size=namespace.dp_size,
+        worker_base_port=namespace.router_dp_worker_base_port,
+        router_flags={name: value for name, value in given.items() if value not in (None, False)},
+        every_worker=every_worker,
+        without_effect=_without_effect(namespace, every_worker, ignored),
+        ray_address=(namespace.ray_address or "auto") if namespace.use_ray else "",
+    )
+    if every_worker.replay_key:
+        return options
+    key = options.shared_key("replay") if options.spans_nodes else secrets.token_hex(32)
+    return dataclasses.replace(
+        options, every_worker=dataclasses.replace(every_worker, replay_key=key)
+    )
+
+
+def _check_launch(
+    parser: argparse.ArgumentParser, namespace: argparse.Namespace, every_worker: WorkerConfig
+) -> None:
+    """Exits with an error if flags of the launcher exclude each other or those of the workers."""
     if namespace.enable_dp_attention:
         _check_dp_attention(parser, every_worker, uses_ray=namespace.use_ray)
     elif every_worker.nnodes > 1 and namespace.dp_size > 1 and not namespace.use_ray:
@@ -193,10 +219,13 @@ def parse(
         _check_ray(parser, namespace)
     elif namespace.ray_address:
         parser.error(f"--ray-address {namespace.ray_address}: give --use-ray as well")
-    given = {
-        flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in _forwarded(router_flags)
-    }
-    without_effect = [
+
+
+def _without_effect(
+    namespace: argparse.Namespace, every_worker: WorkerConfig, ignored: Mapping[str, str]
+) -> list[str]:
+    """Returns the given flags that have no effect, each with the reason."""
+    others = [
         f"{_flag(name)} ({why})"
         for name, why in ignored.items()
         if getattr(namespace, _dest(name)) is not None
@@ -205,23 +234,8 @@ def parse(
         every_worker.moe_a2a_backend != "none"
         and min(every_worker.attn_dp_size, every_worker.ep_size) == 1
     ):
-        without_effect.append(f"--moe-a2a-backend (only with {DP_ATTENTION} and --ep-size)")
-    options = Options(
-        host=namespace.host,
-        port=namespace.port,
-        dp_size=namespace.dp_size,
-        worker_base_port=namespace.router_dp_worker_base_port,
-        router_flags={name: value for name, value in given.items() if value not in (None, False)},
-        every_worker=every_worker,
-        without_effect=[*worker_flags.without_effect(namespace), *without_effect],
-        ray_address=(namespace.ray_address or "auto") if namespace.use_ray else "",
-    )
-    if every_worker.replay_key:
-        return options
-    key = options.shared_key("replay") if options.spans_nodes else secrets.token_hex(32)
-    return dataclasses.replace(
-        options, every_worker=dataclasses.replace(every_worker, replay_key=key)
-    )
+        others.append(f"--moe-a2a-backend (only with {DP_ATTENTION} and --ep-size)")
+    return [*worker_flags.without_effect(namespace), *others]
 
 
 def _check_ray(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> None:
@@ -280,7 +294,8 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         type=_at_least_one,
         default=1,
         metavar="INT",
-        help="workers, each with a copy of the model, or with --enable-dp-attention DP ranks (default: %(default)s)",
+        help="number of workers, each with a copy of the model; with --enable-dp-attention: number of DP ranks "
+        "(default: %(default)s)",
     )
     group.add_argument(
         DP_ATTENTION,

@@ -80,7 +80,7 @@ class EncodedImages:
             next(self._work)
 
     def launch_measured(self, layers: int) -> None:
-        """`launch` on a GPU."""
+        """Launches like `launch`, between two events of a GPU that measure the layers."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before, began = self.layers_left, time.perf_counter()
         begin.record()

@@ -45,8 +45,8 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of problems with as many pictures each, of one size. The tokens have no placeholders: the rows of the pictures are
-    behind the first `layout.before` tokens."""
+    """Problems with as many pictures each, of one size. The tokens have no placeholders: the rows of the pictures come
+    after the first `layout.before` tokens."""
 
     layout: Layout
     tiles: Tensor  # [B, tiles of a problem, 3, TILE, TILE] uint8
@@ -61,7 +61,7 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """For DataLoader, which calls it by this name."""
+        """Pins the tensors. DataLoader calls it by this name."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -14,7 +14,7 @@ KEYS = ("name", "age", "city", "job", "email", "married")
 
 
 def extract(draw: random.Random, held_out: bool) -> Example:
-    """One in ten pairs of a name and a city is held out."""
+    """Returns an example. A pair of a name and a city, if not made up, is in held-out examples or in the others only."""
     turns = [one_record(draw, held_out) for _ in range(draw.randint(1, 2))]
     return chat(*turns, system=draw.choice(SYSTEMS))
 
