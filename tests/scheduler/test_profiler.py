@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_it_ends_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     profiler.answer(StartProfile(1, 1000), 0)
     profiler.tick(0)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """As on a full disk."""
+    profiler = Profiler(tmp_path, "w")
+    profiler.answer(StartProfile(1, 10), 0)
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        problem = profiler.answer(StopProfile(2), 1).problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert problem
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_refusals(tmp_path: Path) -> None:

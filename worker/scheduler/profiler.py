@@ -90,5 +90,9 @@ class Profiler:
         profile.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{self._name}-{time.time_ns()}.json.gz"
-        profile.export_chrome_trace(str(file))
+        try:
+            profile.export_chrome_trace(str(file))
+        except _ERRORS:  # such as a full disk, which a part of the trace would keep full
+            file.unlink(missing_ok=True)
+            raise
         return file
