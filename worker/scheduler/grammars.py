@@ -115,7 +115,7 @@ class GrammarRequests:
         """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and those of
         earlier steps may no longer be on the device."""
         for row, request in enumerate(step.sampled):
-            if request.grammar is not None and (entry := self._entries.get(request.rid)):
+            if entry := self._entries.get(request.rid):
                 entry.drafts = drafts[row] if drafts else []
 
     def ends(self, request: Request, token: int) -> bool:

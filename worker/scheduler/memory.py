@@ -65,7 +65,8 @@ class Memory:
         return self.allocator.num_free + self.cache.num_evictable + spare
 
     def room_without(self, requests: Collection[Request]) -> int:
-        """Returns `room` after the retraction of these running requests."""
+        """Returns `room` after the retraction of these running requests, without the window pages that they alone read of
+        a prefix that others have locked."""
         nodes = [request.node for request in requests if request.node is not None]
         for node in nodes:
             self.cache.unlock(node)

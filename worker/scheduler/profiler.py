@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ class ProfilerError(Exception):
     """The profiler cannot start or stop now. The message gives the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    profile: Any  # torch's
+    last_step: int
+    ends_at: float  # of `time.monotonic`
+
+
 class Profiler:
     """Starts, stops and writes traces, as the messages of a server ask."""
 
@@ -31,9 +39,7 @@ class Profiler:
         """Writes traces to `folder`, in files whose names begin with `name`. With None, profiles are refused."""
         self._folder = folder
         self._name = name
-        self._profile: Any = None  # torch's, while it runs
-        self._last_step = 0
-        self._ends_at = 0.0
+        self._recording: _Recording | None = None
 
     @classmethod
     def from_config(cls, config: WorkerConfig) -> Profiler:
@@ -42,7 +48,7 @@ class Profiler:
 
     @property
     def is_recording(self) -> bool:
-        return self._profile is not None
+        return self._recording is not None
 
     def answer(self, message: StartProfile | StopProfile, now_at: int) -> Recorded:
         """Starts or stops a profile. `now_at`: number of steps so far."""
@@ -58,7 +64,7 @@ class Profiler:
         """Starts to record the next `num_steps` steps. Raises ProfilerError, RuntimeError."""
         if self._folder is None:
             raise ProfilerError("no folder for traces: start the worker with --profile-dir")
-        if self._profile is not None:
+        if self._recording is not None:
             raise ProfilerError("a profile is being recorded")
         import torch
         from torch.profiler import ProfilerActivity, profile
@@ -68,15 +74,14 @@ class Profiler:
             activities.append(ProfilerActivity.CUDA)
         started = profile(activities=activities, acc_events=True)
         started.start()
-        self._profile = started
-        self._last_step = now_at + num_steps
-        self._ends_at = time.monotonic() + MAX_SECONDS
+        ends_at = time.monotonic() + MAX_SECONDS
+        self._recording = _Recording(started, now_at + num_steps, ends_at)
 
     def tick(self, now_at: int) -> None:
         """Writes the trace if the profile has reached its last step or its time limit. Call it before each step."""
-        if self._profile is None:
+        if (recording := self._recording) is None:
             return
-        if now_at >= self._last_step or time.monotonic() >= self._ends_at:
+        if now_at >= recording.last_step or time.monotonic() >= recording.ends_at:
             try:
                 logger.info("profile written: %s", self.stop())
             except (ProfilerError, *_ERRORS) as error:
@@ -84,9 +89,9 @@ class Profiler:
 
     def stop(self) -> Path:
         """Stops the profile, writes the trace and returns its file. Raises ProfilerError, OSError, RuntimeError."""
-        if self._profile is None or self._folder is None:
+        if self._recording is None or self._folder is None:
             raise ProfilerError("no profile is being recorded")
-        profile, self._profile = self._profile, None
+        profile, self._recording = self._recording.profile, None
         profile.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{self._name}-{time.time_ns()}.json.gz"

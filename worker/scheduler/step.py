@@ -17,7 +17,7 @@ class Step:
     prefills: list[Request]  # aligned with plan.chunks
     sampled: list[Request]  # aligned with plan.sampled_slots
     predicted_s: float = 0.0  # predicted time on the device
-    tower_s: float = field(default=0.0, init=False)  # predicted time of images before the step
+    tower_s: float = field(init=False)  # predicted time of images before the step
     is_typical: bool = True  # False: its time is rather that of another DP rank's step
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample

@@ -107,11 +107,11 @@ class WaitingQueue:
         if not self._least_work_first or len(window) == 1:
             return window
 
-        def rank(request: Request) -> tuple[int, int, int, int]:
+        def rank(request: Request) -> tuple[int, ...]:
             if request.has_started_answer:
-                return -request.priority, 0, 0, 0
+                return -request.priority, 0
             if request.overtaken >= MAX_OVERTAKEN:
-                return -request.priority, 1, 0, 0
+                return -request.priority, 1
             cached = cached_tokens(request)
             left = max(1, len(request.context) - cached)
             return -request.priority, 2, size_class(left), -cached

@@ -41,7 +41,7 @@ class RowLogprobs:
     def by_owner(self, num_owners: int) -> list[Logprobs | None]:
         """Returns the logprobs of each owner, or None for an owner without. The tensors must be on the host."""
         logprobs, ids, tops = (t.tolist() for t in (self.logprobs, self.top_ids, self.top_logprobs))
-        num_possible = (self.top_logprobs > -math.inf).sum(dim=-1).tolist()
+        num_possible = (self.top_logprobs > -math.inf).sum(dim=1).tolist()
         owned: list[Logprobs | None] = [None] * num_owners
         at = 0
         for run in self.runs:
@@ -61,10 +61,10 @@ class RowLogprobs:
 
 def token_logprobs(logits: Tensor, tokens: Tensor, runs: Sequence[Run]) -> RowLogprobs:
     """Returns the logprobs of `tokens` [L] int64 by the softmax of `logits` [L, V] float32. `runs` cover the L rows."""
-    total = logits.logsumexp(dim=-1)
+    total = logits.logsumexp(dim=1)
     chosen = logits.gather(1, tokens[:, None]).squeeze(1)
     num_top = max(run.num_top for run in runs)
-    values, ids = logits.topk(num_top, dim=-1) if num_top else _none(logits)
+    values, ids = logits.topk(num_top) if num_top else _none(logits)
     return RowLogprobs(runs, chosen - total, ids, values - total[:, None])
 
 
