@@ -6,7 +6,7 @@ import pytest
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity
-from mla_router.worker.messages import ToScheduler
+from mla_router.worker.messages import Abort, ToScheduler
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN
 from support.fake_engine import FakeEngine
@@ -48,6 +48,14 @@ def test_requests_of_two_cache_salts_do_not_wait_for_each_others_prefix(
     outcome = run({0: [first, second]}, chunk_size=128)
     begun = [outcome.channel.turns(f"r{i}")[0] for i in range(2)]
     assert (begun[0] == begun[1]) == (salts[0] != salts[1])
+
+
+@pytest.mark.parametrize(("length", "waits"), [(33, True), (32, False)])
+def test_a_prefix_of_32_tokens_is_waited_for(length: int, waits: bool) -> None:
+    """The last token of a prompt is computed in any case."""
+    outcome = run({0: [generate(rid, PROMPT[:length]) for rid in "ab"]}, chunk_size=128)
+    begun = [outcome.channel.turns(rid)[0] for rid in "ab"]
+    assert (begun[0] < begun[1]) == waits
 
 
 @pytest.mark.parametrize("priority", [0, 1])
@@ -144,4 +152,20 @@ def test_in_order_of_arrival_nobody_passes_one_that_waits_for_memory() -> None:
     for _ in range(20):
         stepped.turn()
     assert [len(stepped.tokens(rid)) for rid in ("large", "small")] == [0, 0]
+    stepped.stop()
+
+
+def test_an_aborted_request_that_waited_for_memory_blocks_nobody() -> None:
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=256)
+    config = WorkerConfig(schedule_policy="fcfs")
+    stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
+    stepped.turn(generate("holds", [1] * 50, 200))
+    stepped.turn(generate("large", [2] * 4, 200))
+    stepped.turn(generate("small", [3] * 28, 5))
+    assert stepped.scheduler.stats().waiting == 2
+    stepped.turn(Abort("large"))
+    for _ in range(10):
+        stepped.turn()
+    assert [stepped.reason(rid) for rid in ("holds", "large", "small")] == ["", "abort", "length"]
+    assert stepped.scheduler.stats().waiting == 0
     stepped.stop()

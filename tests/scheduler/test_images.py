@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -248,3 +249,15 @@ def test_places_outside_of_the_prompt(
     images: ImageRequests, starts: Sequence[int], fits: bool
 ) -> None:
     assert images.can_take(placed_at(*starts)) is fits
+
+
+@pytest.mark.parametrize(("room", "takes"), [(0, False), (1, True)])
+def test_a_model_with_any_room_for_images_takes_them(tower: Tower, room: int, takes: bool) -> None:
+    """Images larger than the room get it alone."""
+    tower.capacity = replace(tower.capacity, image_tokens=room)
+    engine: Any = tower
+    images = ImageRequests(engine)
+    assert images.can_take(placed_at(0)) is takes
+    if takes:
+        images.add(request("a", image(0)))
+        assert run(images, tower) == ["a"]

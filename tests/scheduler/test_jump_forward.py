@@ -82,6 +82,14 @@ def test_a_run_takes_one_step(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
+def test_drafts_save_steps_under_a_grammar(overlap: bool) -> None:
+    plain = run_all({0: [forced("a")]}, overlap=overlap)
+    drafted = run_all({0: [forced("a")]}, overlap=overlap, capacity=DRAFTED)
+    assert drafted.channel.tokens("a") == EXPECTED
+    assert drafted.scheduler.stats().steps < plain.scheduler.stats().steps
+
+
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
     ("fields", "settings"),
     [

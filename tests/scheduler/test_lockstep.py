@@ -117,6 +117,9 @@ def test_all_ranks_get_the_outcomes_of_all() -> None:
     with dp_groups(2) as groups, ThreadPoolExecutor() as pool:
         boxes = [LocalMailbox(group, rank) for rank, group in enumerate(groups)]
         ranks = [Lockstep(box, Heartbeat.create()) for box in boxes]
+        # Without a step no turn begins
+        assert list(pool.map(lambda rank: rank.join(None), ranks)) == [None, None]
+        assert [rank.outcomes for rank in ranks] == [(), ()]
         plan = Step(StepPlan((0,), (5,), (), (), ()), [], [])
         awaited = pool.submit(ranks[0].join, plan, shown[0])
         # A rank without a plan joins if another one waits for it.

@@ -76,11 +76,13 @@ class MemoryMachine(RuleBasedStateMachine):
     def let_go(self, data: st.DataObject, how: str) -> None:
         request = data.draw(st.sampled_from(self.live))
         self.live.remove(request)
+        room = self.memory.room_without([request])
         if how == "retract":
             request.retract()
         else:
             request.finish(FinishReason(how))
         self.memory.release(request)
+        assert self.memory.room == room or (self.memory.room > room and self.memory.windows)
 
     @rule()
     def flush(self) -> None:
@@ -186,6 +188,25 @@ def test_a_prefix_needs_the_pages_of_its_window() -> None:
     third = computed(memory, [*range(20), 60])
     assert third.num_cached == 20
     memory.check([second, third])
+    # It shares both window pages of its prefix with a reader until that ends
+    for taken in (0, 2):
+        fourth = Request("x", [*range(20), 70], generate("", [], 1).sampling)
+        assert memory.taken_by_prefix(memory.find_prefix(fourth)[1]) == taken
+        if taken == 0:
+            third.finish(FinishReason.STOP)
+            memory.release(third)
+
+
+def test_a_prefix_ends_where_its_window_pages_are_gone() -> None:
+    memory = window_memory(24, window=8)
+    first = computed(memory, list(range(40)))
+    branch = computed(memory, [*range(12), 60])  # reads the window pages of pages 1 and 2
+    branch.finish(FinishReason.STOP)
+    memory.release(branch)
+    other = computed(memory, list(range(70, 90)))  # takes those that were read longer ago
+    memory.check([first, other])
+    request = Request("x", [*range(25), 99], generate("", [], 1).sampling)
+    assert memory.cached_tokens(request) == 12
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, StepSeconds
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.prefill_budget import PrefillBudget, size_class
@@ -118,6 +118,17 @@ def test_the_half_by_size_goes_to_the_shortest_first_up_to_a_size_class() -> Non
         budget.distribute(up_to)
         assert {chunk.request: chunk.tokens for chunk in budget.chunks()} == expected
     assert budget.is_spent
+
+
+def test_in_a_step_without_time_for_a_token_the_oldest_prompt_has_one() -> None:
+    second_a_token = StepTimeModel()
+    second_a_token.calibrate(StepSeconds(0.0, 100, 100.0, 100, 0.0, 100.0))
+    sampling = generate("", [], 1).sampling
+    old, young = (Request(f"{n}", [1] * 10, sampling, arrival=n) for n in range(2))
+    tokens = TokenBudget(second_a_token, 100, 0.5)
+    budget = PrefillBudget([young, old], tokens, chunk_size=1000, by_size=True)
+    budget.distribute()
+    assert {chunk.request: chunk.tokens for chunk in budget.chunks()} == {old: 1}
 
 
 def test_a_size_class_is_a_power_of_four() -> None:

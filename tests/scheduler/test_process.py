@@ -156,24 +156,32 @@ def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+# Two processes: of a device that goes on after the error, and of one that is lost.
 FAILING = """
-import sys
+import os, sys
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.scheduler.__main__ import main
 def fail(self, plan):
     raise RuntimeError("strides should be multiple of 16 bytes")
 Engine.forward = fail
-sys.exit(main(sys.argv[1:]))
+for usable in (True, False):
+    child = os.fork()
+    if child == 0:
+        Engine.is_usable_after = lambda self, error: usable
+        os._exit(main(sys.argv[1:]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 def test_a_model_that_fails_its_first_step_is_not_ready(tmp_path: Path) -> None:
+    """With status 2, to start it again would not help."""
     context = zmq.Context.instance()
     with context.socket(zmq.PULL) as inbox:
         inbox.bind(server_socket(tmp_path, 0))
         command = [sys.executable, "-c", FAILING, f"--ipc-dir={tmp_path}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not inbox.poll(0), "it has said that it is ready"
-    assert done.returncode == 2, "to start it again would not help"
+    assert done.stdout.split() == ["2", "1"], done.stderr
+    assert done.stderr.count("the scheduler cannot continue") == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "fails its first step: RuntimeError: strides should be multiple of 16 bytes" in error

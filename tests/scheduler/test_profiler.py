@@ -26,13 +26,13 @@ def names(file: Path) -> set[str]:
 
 
 def test_a_trace_has_the_computed_operations(tmp_path: Path) -> None:
-    profiler = Profiler(tmp_path / "traces", "worker-7")
+    profiler = Profiler(tmp_path / "of a run" / "traces", "worker-7")
     assert profiler.answer(StartProfile(1, 10), 0).problem == ""
     torch.ones(8, 8) @ torch.ones(8, 8)
     profiler.tick(1)
     answer = profiler.answer(StopProfile(2), 1)
     assert (answer.query, answer.problem) == (2, "")
-    assert Path(answer.file).parent == tmp_path / "traces"
+    assert Path(answer.file).parent == tmp_path / "of a run" / "traces"
     assert Path(answer.file).name.startswith("worker-7-")
     assert "aten::mm" in names(Path(answer.file))
 

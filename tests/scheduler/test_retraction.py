@@ -129,7 +129,8 @@ def test_the_cheapest_request_is_retracted() -> None:
     higher = running(9, 1, 1)
     assert cheapest(all_but_strongest([higher, oldest, big])) is oldest
     ending = running(4, 0, 80, launched=9)  # only its last token is missing
-    assert cheapest(all_but_strongest([oldest, small, ending])) is ending
+    begun = running(8, 0, 1)
+    assert cheapest(all_but_strongest([oldest, small, ending, begun])) is ending
 
 
 def test_a_request_retracted_after_a_jump_computes_its_prompt_like_any_other() -> None:

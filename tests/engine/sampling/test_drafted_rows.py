@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import UNUSED, Admitted, SamplingParams, StepPlan
-from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
+from mla_router.worker.engine.sampling.drafted_rows import DraftedRows, SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
+from mla_router.worker.kernels.kv_cache.tree_rows import Trees
 
 V, SLOTS, DRAFTS, STEPS = 24, 3, 3, 8
 # Penalties that change most draws of a vocabulary so small, and a greedy request
@@ -88,3 +89,25 @@ def test_penalties_count_the_drafts_in_front_of_a_row(seed: int) -> None:
             got[slot] += tokens
     for text, drafted in zip(given, got, strict=True):
         assert drafted == text[: len(drafted)]
+
+
+def test_the_drafts_in_front_of_a_node_are_its_path_from_the_root() -> None:
+    parents = [[0, 0, 0, 1, 3], [0, 0, 1, 1, 2]]
+    drafts = torch.arange(8).reshape(2, 4)
+
+    def path(slot: int, node: int) -> list[int]:
+        return [*path(slot, parents[slot][node]), node] if node else []
+
+    nodes = [(slot, node) for slot in range(2) for node in range(5)]
+    paths = [path(*node) for node in nodes]
+    depths = torch.tensor([len(one) for one in paths])
+    ancestors = torch.tensor([1 + sum(1 << node for node in one) for one in paths])
+    trees = Trees(torch.tensor(parents), depths.reshape(2, 5), ancestors.reshape(2, 5))
+    slots, numbers = torch.tensor(nodes).T
+    rows = DraftedRows(slots, numbers, depths, depths, slots, drafts, trees)
+    ahead = rows.ahead(torch.arange(10))
+    counted = [t[n > 0].tolist() for t, n in zip(ahead.tokens, ahead.counts, strict=True)]
+    assert counted == [
+        [int(drafts[slot, node - 1]) for node in one]
+        for (slot, _), one in zip(nodes, paths, strict=True)
+    ]
