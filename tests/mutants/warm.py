@@ -53,6 +53,8 @@ class WarmTests:
         sys.path.insert(0, str(coverage))
         # As in tests/conftest.py, which is read after torch's import here.
         os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # Processes that tests start would import the checkout that is installed
+        os.environ["PYTHONPATH"] = str(tree / "python")
         for name in ("torch", *LIBRARIES):
             importlib.import_module(name)
         self.tree = tree
