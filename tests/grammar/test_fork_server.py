@@ -223,6 +223,26 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars
     own_grammars.close(key)
 
 
+@pytest.mark.parametrize("while_it", ["compiles", "matches"])
+def test_a_stopped_process_is_ended(own_grammars: Grammars, while_it: str) -> None:
+    """The scheduler waits for the masks, and all its requests with it."""
+    pattern = BOMB if while_it == "compiles" else "[a-z]+!"
+    key = own_grammars.open(Grammar("regex", pattern), [])
+    if while_it == "compiles":
+        wait_until_started(own_grammars)
+    else:
+        wait_for(own_grammars, key)
+    (process,) = descendants(own_grammars.fork_server.pid)
+    os.kill(process.number, signal.SIGSTOP)
+    with pytest.raises(Refused, match="does not answer") as refused:
+        if while_it == "compiles":
+            wait_for(own_grammars, key)
+        else:
+            allowed(own_grammars, key, [])
+    assert not refused.value.problem.is_of_grammar
+    wait_until(lambda: not process.alive, "it has ended")
+
+
 def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
     (idle,) = descendants(own_grammars.fork_server.pid)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ import msgspec
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.fork_server import ForkServer
+from mla_router.worker.grammar.fork_server import STOPPED, ForkServer, state_of
 from mla_router.worker.grammar.protocol import (
     Compiled,
     Ended,
@@ -30,8 +31,10 @@ from mla_router.worker.grammar.protocol import (
 )
 from mla_router.worker.messages import Grammar
 
-# Timeout of a grammar worker in seconds. The kernel ends one that takes too much CPU time long before.
-STALL_S = 5
+# Timeout of a grammar worker in seconds. The kernel ends one that takes too much CPU time long before. One that is stopped by a
+# signal is found sooner: all requests of the scheduler wait for it.
+STALL_S = 5.0
+STOPPED_S = 0.5
 # Signals after an exceeded limit: CPU time, depth of recursion, memory.
 _OWN_FAULTS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
 _LOST = "This worker has lost the processes of its grammars"
@@ -69,7 +72,7 @@ class GrammarWorker:
         self.keys: set[int] = set()
         self.eos_ids: frozenset[int] = frozenset()
         self.own_bytes = 0
-        self.has_started = False
+        self._pid = 0  # 0 until it has started
         self.is_compiling = True
         self._feeds: dict[int, list[int]] = {}  # earlier tokens that are not sent yet, by key
         self._opening: deque[int] = deque()  # keys whose `Open` has no answer yet
@@ -79,8 +82,8 @@ class GrammarWorker:
         self._opened: list[tuple[int, Problem | None]] = []  # results for `poll`
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Timeouts of the kernel: those of Python would also apply to non-blocking reads.
-        limit = struct.pack("ll", STALL_S, 0)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        for option, seconds in ((socket.SO_RCVTIMEO, STOPPED_S), (socket.SO_SNDTIMEO, STALL_S)):
+            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
             self._connection.setsockopt(socket.SOL_SOCKET, option, limit)
         source = os.memfd_create("grammar")
         try:
@@ -92,6 +95,10 @@ class GrammarWorker:
         finally:
             os.close(source)
             theirs.close()
+
+    @property
+    def has_started(self) -> bool:
+        return self._pid != 0
 
     @property
     def has_news(self) -> bool:
@@ -152,17 +159,32 @@ class GrammarWorker:
 
     def _receive(self, *, wait: bool) -> bool:
         """Receives one answer. Returns False if there is none yet. Raises WorkerLost."""
-        try:
-            frame = self._connection.recv(protocol.MAX_FRAME, 0 if wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:  # no frame, or a timeout after STALL_S
-            if not wait:
-                return False
-            frame = b""
-        except ConnectionResetError:
-            # The process ended with unread frames. The kernel reports this once, before its last frames.
-            return self._receive(wait=wait)
+        give_up = time.monotonic() + STALL_S
+        while True:
+            try:
+                frame = self._connection.recv(
+                    protocol.MAX_FRAME, 0 if wait else socket.MSG_DONTWAIT
+                )
+                break
+            except BlockingIOError:  # no frame, or none for STOPPED_S
+                self._check_running()
+                if not wait:
+                    return False
+                if time.monotonic() > give_up:
+                    frame = b""
+                    break
+            except ConnectionResetError:
+                # The process ended with unread frames. The kernel reports this once, before its last frames.
+                pass
         self._take(frame)
         return True
+
+    def _check_running(self) -> None:
+        """Ends the process if it is stopped by a signal: others wait for it. Raises WorkerLost."""
+        if state_of(self._pid) == STOPPED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            raise WorkerLost(Problem(_STOPPED, is_of_grammar=False))
 
     def _take(self, frame: bytes) -> None:
         if not frame:
@@ -175,7 +197,7 @@ class GrammarWorker:
             if isinstance(message, Refused):
                 raise WorkerLost(Problem(message.reason))
             if isinstance(message, Started):
-                self.has_started = True
+                self._pid = message.pid
                 return
             assert isinstance(message, Compiled), message
             self.is_compiling = False

@@ -32,6 +32,8 @@ from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabular
 
 logger = logging.getLogger(__name__)
 
+STOPPED = "T"  # `state_of` a process that is stopped by a signal
+
 # Runs a grammar worker, given its end of a socket and the file descriptor of its grammar.
 Serve = Callable[[socket.socket, int], None]
 
@@ -76,26 +78,26 @@ class ForkServer:
 
     def has_lost(self, generation: int) -> bool:
         """Returns whether fork server number `generation` has died, and all its grammar workers with it."""
-        return generation != self.generation or self._process_state in "ZX"
+        return generation != self.generation or state_of(self.pid) in "ZX"
 
     @property
     def is_stopped(self) -> bool:
         """Whether the fork server is stopped by a signal."""
-        return self._process_state == "T"
+        return state_of(self.pid) == STOPPED
 
     def kill(self) -> None:
         """Ends the fork server and all its grammar workers. The supervisor starts another one, which reads the orders."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    @property
-    def _process_state(self) -> str:
-        """The letter of proc(5); X for a process that is gone."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return "X"
-        return stat.rpartition(")")[2].split()[0]
+
+def state_of(pid: int) -> str:
+    """Returns the letter of a process in proc(5); X for one that is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def run(

@@ -66,7 +66,7 @@ def run(
     with open(source, "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=Order)
     grammar = order.grammar
-    _send(connection, Started())
+    _send(connection, Started(os.getpid()))
     try:
         with _ended_by_close(connection):
             with cpu_limit(order.compile_cpu_s):

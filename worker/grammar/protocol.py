@@ -66,6 +66,8 @@ class Fill(Frame, frozen=True):
 class Started(Frame, frozen=True):
     """The first frame: the compilation begins."""
 
+    pid: int
+
 
 class Compiled(Frame, frozen=True):
     """The frame after `Started`: the grammar is valid. Else the frame is `Refused`."""
