@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.quantized_experts import quantized_tiling
+from mla_router.worker.kernels.moe.quantized_experts import HopperRows, quantized_tiling
 from mla_router.worker.kernels.moe.quantized_gemm_hopper import ROWS, down_hopper, gate_up_hopper
 from mla_router.worker.kernels.quantize import quantize_rows
 from mla_router.worker.kernels.weight import Weight
@@ -94,7 +94,7 @@ def grouped(
     ids = torch.rand(tokens, EXPERTS, device="cuda").topk(TOP_K).indices.int()
     blocks = blocks_for(ids, EXPERTS, ROWS)
     assert blocks.pairs is not None and blocks.experts is not None and blocks.count is not None
-    tiling = quantized_tiling(tokens, TOP_K, EXPERTS, hopper_rows=1)
+    tiling = quantized_tiling(tokens, TOP_K, EXPERTS, hopper=HopperRows(few=0, many=1))
     pairs = blocks.pairs[: int(blocks.count) * ROWS]
     real = pairs < ids.numel()
     owners = blocks.experts[: int(blocks.count)].repeat_interleave(ROWS)

@@ -22,17 +22,16 @@ from kernels.tune_space import (
 from torch import Tensor
 
 from mla_router.worker.kernels import quantized_few_rows as few_rows
-from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
+from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks, moe_align
 from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
-from mla_router.worker.kernels.moe.quantized_experts import hopper_rows, quantized_tiling
-from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
-from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
-    NUM_WARPS,
-    down_hopper,
-    gate_up_hopper,
+from mla_router.worker.kernels.moe.quantized_experts import (
+    grouped_products,
+    hopper_rows,
+    quantized_tiling,
 )
+from mla_router.worker.kernels.moe.quantized_gemm_hopper import NUM_WARPS
 from mla_router.worker.kernels.moe.tiling import MoeShape, Tile, default_tiling
 from mla_router.worker.kernels.quantize import quantize_rows_triton
 from mla_router.worker.kernels.quantized_linear import (
@@ -264,13 +263,12 @@ class Moe:
         yield from self.rule(size)
         shape = self.shape
         for rows in rows_of_experts(size, shape.top_k, shape.total, self.number_bytes):
-            is_sorted = size > rows
             for tile in candidates("gate_up", rows, shape.hidden, self.number_bytes):
-                yield Job("gate_up", tile, is_sorted=is_sorted)
+                yield Job("gate_up", tile, is_sorted=_is_sorted(size, tile))
             for tile in candidates("down", rows, shape.width, self.number_bytes):
                 for group in (64, 128) if self.dtype == E4M3 else (128,):
                     if group % tile.block_k == 0 or self.dtype != E4M3:
-                        yield Job("down", tile, group, is_sorted)
+                        yield Job("down", tile, group, _is_sorted(size, tile))
 
     def rule(self, size: int) -> tuple[Job, ...]:
         shape = self.shape
@@ -281,11 +279,11 @@ class Moe:
         else:
             of_rank = MoeShape(shape.experts, shape.hidden, shape.width, self.dtype)
             tiles = default_tiling(of_rank, size, shape.top_k)
-        is_sorted = size > tiles.rows
         group = tiles.gate_up.block_n if self.dtype == E4M3 else 128
+        gate_up, down = (_tuned(tiles.rows, tile) for tile in (tiles.gate_up, tiles.down))
         return (
-            Job("gate_up", _tuned(tiles.rows, tiles.gate_up), is_sorted=is_sorted),
-            Job("down", _tuned(tiles.rows, tiles.down), group, is_sorted),
+            Job("gate_up", gate_up, is_sorted=_is_sorted(size, gate_up)),
+            Job("down", down, group, _is_sorted(size, down)),
         )
 
     def launch(self, size: int, job: Job, inputs: Inputs) -> Launch:
@@ -305,7 +303,7 @@ class Moe:
         hidden = self.shape.hidden
         if blocks is not None and self.dtype == E4M3:
             quantized = inputs.quantized(size, hidden)
-            gate_up = gate_up_hopper if job.tile.num_warps == NUM_WARPS else gate_up_quantized
+            gate_up, _ = grouped_products(job.tile.block_m, job.tile.num_warps)
             return lambda w, tile: gate_up(quantized, w, blocks, _tile(tile))
         x = inputs.rows(size, hidden)
         if blocks is None:
@@ -320,7 +318,7 @@ class Moe:
         width = self.shape.width
         if blocks is not None and self.dtype == E4M3:
             rounded = inputs.quantized(rows, width, job.group)
-            down = down_hopper if job.tile.num_warps == NUM_WARPS else down_quantized
+            _, down = grouped_products(job.tile.block_m, job.tile.num_warps)
             return lambda w, tile: down(rounded, w, blocks, _tile(tile))
         gated = inputs.rows(rows, width)
         if blocks is None:
@@ -330,9 +328,10 @@ class Moe:
 
     def _blocks(self, ids: Tensor, job: Job) -> Blocks:
         rows = job.tile.block_m
-        if ids.device.type == "meta" and job.is_sorted:
-            return empty_blocks(ids, self.shape.experts, rows)
-        return blocks_for(ids, self.shape.experts, rows)
+        if not job.is_sorted:
+            return blocks_for(ids, self.shape.experts, rows)
+        align = empty_blocks if ids.device.type == "meta" else moe_align
+        return align(ids, self.shape.experts, rows)
 
 
 def compile_size(problem: Problem, job: Job) -> int:
@@ -342,6 +341,10 @@ def compile_size(problem: Problem, job: Job) -> int:
     if isinstance(problem, FewRows):
         return job.tile.block_m
     return 2 * max(BLOCKS) if job.is_sorted else min(max(job.tile.block_m, 1), 2)
+
+
+def _is_sorted(size: int, tile: TunedTile) -> bool:
+    return size > tile.block_m or tile.num_warps == NUM_WARPS
 
 
 def _tuned(rows: int, tile: Tile) -> TunedTile:

@@ -67,6 +67,9 @@ def candidates(stage: Stage, rows: int, inputs: int, number_bytes: int) -> Itera
         for group, stages in product((GROUP, 2 * GROUP), (3, 4)):
             yield TunedTile(rows, columns, 128, group, hopper.NUM_WARPS, stages)
         return
+    if number_bytes == FP8 and rows <= 32 and stage in ("gate_up", "down"):
+        columns = hopper.OUTPUTS if stage == "gate_up" else hopper.OUTPUTS // 2
+        yield TunedTile(rows, columns, 128, 1, hopper.NUM_WARPS, 3)
     outputs, depths, all_warps, all_stages = SPACES[number_bytes][rows]
     for columns, depth, warps, stages in product(outputs, depths, all_warps, all_stages):
         if stage == "gate_up" and number_bytes == BF16:

@@ -10,7 +10,10 @@ from mla_router.worker.kernels.hopper_ring import padded_rows
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import moe_experts
+from mla_router.worker.kernels.moe.quantized_experts import quantized_experts
+from mla_router.worker.kernels.moe.quantized_gemm_hopper import NUM_WARPS
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.quantize import (
     in_form,
     quantize_rows,
@@ -222,6 +225,23 @@ def test_experts_take_quantized_rows(tokens: int) -> None:
         assert relative_error(got, expected.double()) < 2 * ROUNDED[FP8]
     else:
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize("tokens", [2, 17, 128])
+def test_few_rows_of_an_expert(tokens: int, rows: int) -> None:
+    """The kernels of Hopper and Triton's multiply the same numbers."""
+    gate_up, down = experts(FP8, (128, 128))
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+    of_hopper = MoeTiling(rows, Tile(128, 128, 1, NUM_WARPS), Tile(64, 128, 1, NUM_WARPS))
+    of_triton = MoeTiling(rows, Tile(128, 128, 8, 4, 3), Tile(64, 128, 2, 4, 6))
+    got, expected = (
+        quantized_experts(x, gate_up, down, weights, ids, tiling=tiling)
+        for tiling in (of_hopper, of_triton)
+    )
+    assert relative_error(got, expected.double()) < EXACT
 
 
 def test_idle_rows_have_no_expert() -> None:

@@ -1,7 +1,7 @@
 """The routed experts with quantized weights.
 
 One to three tokens stream the weights of their experts (`quantized_gemv.py`). More tokens are quantized and sorted by
-expert for grouped products (`quantized_gemm.py`, and for prompts `quantized_gemm_hopper.py`).
+expert for grouped products (`quantized_gemm.py`, and on Hopper `quantized_few_hopper.py` and `quantized_gemm_hopper.py`).
 `quantized_experts_torch` multiplies the same numbers on a CPU.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import is_hopper
-from mla_router.worker.kernels.moe.align import blocks_for
+from mla_router.worker.kernels.moe.align import Blocks, blocks_for, moe_align
 from mla_router.worker.kernels.moe.combine import Term, combine, weighted_sum
+from mla_router.worker.kernels.moe.quantized_few_hopper import down_few, gate_up_few
 from mla_router.worker.kernels.moe.quantized_gemm import down_quantized, gate_up_quantized
 from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
     NUM_WARPS,
@@ -40,15 +42,25 @@ from mla_router.worker.kernels.quantize import (
 )
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch
 from mla_router.worker.kernels.tuned import device_name, kind_of
-from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, RowForm, Weight, dense_rows
+from mla_router.worker.kernels.weight import (
+    PLAIN_ROWS,
+    Activations,
+    Quantized,
+    RowForm,
+    Weight,
+    dense_rows,
+)
+
+FirstProduct = Callable[[Quantized, Weight, Blocks, Tile], Quantized]
+SecondProduct = Callable[[Quantized, Weight, Blocks, Tile], Tensor]
 
 MAX_SHARED_INPUTS = 4096
 # Each pair of up to this many tokens streams its weights, if the model has this many experts for each token or more:
 # then tokens rarely share experts
 MAX_PAIRED_TOKENS, EXPERTS_OF_PAIRS = 3, 16
-# Of an expert, from which on the kernels of Hopper are faster on an H100: with few inputs, and with more
-HOPPER_ROWS, HOPPER_ROWS_OF_WIDE = 80, 200
+# Of an expert: up to FEW_ROWS with few inputs, and from MANY_ROWS on, Hopper's kernels are faster (on an H200 and an H100)
 MAX_INPUTS_OF_FEW_ROWS = 4096
+FEW_ROWS, MANY_ROWS, MANY_ROWS_OF_WIDE = 24, 80, 200
 
 
 def takes(x: Activations, gate_up: Weight, down: Weight) -> bool:
@@ -138,16 +150,20 @@ def quantized_experts(
         added = plus().padded(len(ids)) if plus else None
         return down_pairs_quantized(products, down, weights, ids, tiling.down, added, second)
     assert shared is None, f"shared experts of {len(ids)} tokens"
-    blocks = blocks_for(ids, experts, tiling.rows)
+    multiply_first, multiply_second = grouped_products(tiling.rows, tiling.gate_up.num_warps)
+    align = moe_align if _is_of_hopper(tiling) else blocks_for
+    blocks = align(ids, experts, tiling.rows)
     rows = as_quantized(x, gate_up.values.dtype)
-    if _is_of_hopper(tiling):
-        out = down_hopper(
-            gate_up_hopper(rows, gate_up, blocks, tiling.gate_up), down, blocks, tiling.down
-        )
-    else:
-        gated = gate_up_quantized(rows, gate_up, blocks, tiling.gate_up)
-        out = down_quantized(gated, down, blocks, tiling.down)
+    gated = multiply_first(rows, gate_up, blocks, tiling.gate_up)
+    out = multiply_second(gated, down, blocks, tiling.down)
     return combine(out, weights, plus() if plus else None)
+
+
+def grouped_products(rows: int, num_warps: int) -> tuple[FirstProduct, SecondProduct]:
+    """Returns the functions of both products for blocks of so many rows. Those of Hopper take sorted blocks."""
+    if num_warps != NUM_WARPS:
+        return gate_up_quantized, down_quantized
+    return (gate_up_hopper, down_hopper) if rows == ROWS else (gate_up_few, down_few)
 
 
 def _rounds_rows(weight: Weight) -> bool:
@@ -165,37 +181,51 @@ def _tiling(
     table."""
     experts, double, _ = gate_up.values.shape
     tokens = x.shape[0]
-    hopper = hopper_rows(gate_up, down) if is_hopper(x.device) else math.inf
+    hopper = hopper_rows(gate_up, down) if is_hopper(x.device) else NO_ROWS
     rule = quantized_tiling(tokens, top_k, total or experts, hopper)
     if rule.rows == 1:
         return rule
     kind = kind_of(gate_up.values.dtype, gate_up.block)
     found = tuned_tiling(device_name(x.device), experts, double // 2, kind, tokens)
-    return found if found and (hopper < math.inf or not _is_of_hopper(found)) else rule
+    return found if found and (hopper != NO_ROWS or not _is_of_hopper(found)) else rule
 
 
 def _is_of_hopper(tiling: MoeTiling) -> bool:
     return tiling.gate_up.num_warps == NUM_WARPS
 
 
-def hopper_rows(gate_up: Weight, down: Weight) -> float:
-    """Returns the rows of an expert from which on the kernels of `quantized_gemm_hopper.py` are faster."""
+class HopperRows(NamedTuple):
+    """Rows of an expert for which Hopper's kernels are faster: up to `few`, and from `many` on."""
+
+    few: float
+    many: float
+
+
+NO_ROWS = HopperRows(0, math.inf)
+
+
+def hopper_rows(gate_up: Weight, down: Weight) -> HopperRows:
+    """Returns the rows for which Hopper's kernels are faster for experts with these weights."""
     if not has_whole_tiles(gate_up, down):
-        return math.inf
-    return HOPPER_ROWS if gate_up.values.shape[2] <= MAX_INPUTS_OF_FEW_ROWS else HOPPER_ROWS_OF_WIDE
+        return NO_ROWS
+    if gate_up.values.shape[2] <= MAX_INPUTS_OF_FEW_ROWS:
+        return HopperRows(FEW_ROWS, MANY_ROWS)
+    return HopperRows(0, MANY_ROWS_OF_WIDE)
 
 
 def quantized_tiling(
-    tokens: int, top_k: int, experts: int, hopper_rows: float = math.inf
+    tokens: int, top_k: int, experts: int, hopper: HopperRows = NO_ROWS
 ) -> MoeTiling:
     """Returns fast tiles of sweeps with V2-Lite's and V3's experts: on an H200 for blocks of 64 rows, else on an H100.
-    `experts`: of all ranks. `hopper_rows`: of Hopper's kernels, where they serve the experts."""
+    `experts`: of all ranks. `hopper`: the rows of Hopper's kernels, where they serve the experts."""
     if tokens == 1 or (tokens <= MAX_PAIRED_TOKENS and tokens * EXPERTS_OF_PAIRS <= experts):
         gate_up = Tile(2, 512, num_warps=2, num_stages=4)
         return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
     if tokens * top_k <= 24 * experts:
         rows = 16 if tokens * top_k <= 12 * experts else 32
+        if tokens * top_k <= hopper.few * experts:
+            return MoeTiling(rows, Tile(128, 128, 1, NUM_WARPS), Tile(64, 128, 1, NUM_WARPS))
         return MoeTiling(rows, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(64, 128, 2, 4, 6))
-    if tokens * top_k >= hopper_rows * experts:
+    if tokens * top_k >= hopper.many * experts:
         return MoeTiling(ROWS, Tile(128, 128, 16, NUM_WARPS, 4), Tile(256, 128, 8, NUM_WARPS, 4))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

@@ -187,13 +187,13 @@ def _grouped(
 
 
 @gluon.jit
-def _existing(block, count):
+def existing_block(block, count):
     """Returns the block, or another one if it is after the last."""
     return gl.maximum(gl.minimum(block, count - 1), 0)
 
 
 @gluon.jit
-def _tokens(pairs, block, row, num_pairs, TOP_K: gl.constexpr, ROWS: gl.constexpr):
+def tokens_of_rows(pairs, block, row, num_pairs, TOP_K: gl.constexpr, ROWS: gl.constexpr):
     """Returns the tokens of rows of a block, the first one for padding."""
     pair = gl.load(pairs + block * ROWS + row)
     return gl.where(pair < num_pairs, pair // TOP_K, 0)
@@ -232,8 +232,10 @@ def _produce(
     tile = gl.program_id(0)
     block, column = block_and_column(tile, count, COLUMNS, group_m)
     if GATED:
-        token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
-        token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
+        token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
+        token_of_line = tokens_of_rows(
+            pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
+        )
     while tile < count * COLUMNS:
         expert = gl.load(experts + block)
         first = expert * OUTPUTS_OF_EXPERT + column * TILE
@@ -248,17 +250,19 @@ def _produce(
         tile += gl.num_programs(0)
         block, column = block_and_column(tile, count, COLUMNS, group_m)
         if GATED:  # known when the next tile begins
-            token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
-            token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
+            token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
+            token_of_line = tokens_of_rows(
+                pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
+            )
         for i in range(STEPS):
             places = first, x_at, x_scale_at, weight_scale_at
             _copy_step(ring, sources, places, step, i, GATED, OTHER)
             if step >= LAG:
-                _announce(full, step - LAG, LAG)
+                announce(full, step - LAG, LAG)
             step += 1
     for i in gl.static_range(LAG):
         if step >= LAG - i:
-            _announce(full, step - LAG + i, LAG - 1 - i)
+            announce(full, step - LAG + i, LAG - 1 - i)
 
 
 @gluon.jit
@@ -295,7 +299,7 @@ def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.co
 
 
 @gluon.jit
-def _announce(full, step, UNDER_WAY: gl.constexpr):
+def announce(full, step, UNDER_WAY: gl.constexpr):
     """Says that the rows and scales of a step have arrived, after which UNDER_WAY steps are under way."""
     STAGES: gl.constexpr = full.shape[0]
     async_copy.wait_group(UNDER_WAY)
