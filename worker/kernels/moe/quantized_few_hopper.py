@@ -38,9 +38,8 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 LAG = 3  # further steps that are under way when the rows and scales of a step are awaited
 RING_BYTES = 206 << 10
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 120, 72  # of a thread
-SCALES = gl.constexpr(
-    4
-)  # of a row in a stage: its own, one of each weight tile, and room up to a power of 2
+# Of a row in a stage: its own, one of each weight tile, and room up to a power of 2
+SCALES = gl.constexpr(4)
 SCALED_OUTPUTS = gl.constexpr(128)  # of a weight, which have one scale for each group of inputs
 
 
@@ -81,7 +80,7 @@ def _launch(
         rows = TensorDescriptor.from_tensor(x.values, [blocks.rows, GROUP], _layout(blocks.rows))
     stage_bytes = GROUP * (2 * height + blocks.rows) + SCALES.value * blocks.rows * 4
     programs = min(limits(x.values.device).multiprocessors, blocks.max_blocks * columns)
-    _grouped[(programs,)](
+    _few_rows[(programs,)](
         rows,
         x.scales,
         matrix,
@@ -115,7 +114,7 @@ def _layout(rows: int) -> gl.NVMMASharedLayout:
 
 
 @gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride", "out_group_stride"])
-def _grouped(
+def _few_rows(
     x,
     x_scales,
     weight,
