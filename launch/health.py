@@ -18,8 +18,8 @@ async def until_healthy(host: str, port: int) -> None:
 
 
 async def until_silent(host: str, port: int, seconds: float) -> None:
-    """Waits until /health was not answered for `seconds`, with any status. Several checks in a row must fail, because a time in
-    which this process was stopped as well does not count."""
+    """Waits until /health has had no answer, of any status, for `seconds`. Several checks in a row must fail: if this
+    process was stopped as well, that time does not count."""
     period = seconds / SILENT_CHECKS
     silent = 0
     while silent < SILENT_CHECKS:

@@ -57,7 +57,7 @@ class LocalWorker:
         return End(status)
 
     async def _watch_health(self, process: Process, on_ready: Callable[[str], None]) -> None:
-        """Reports that the worker is ready, and kills it if it then stops to answer."""
+        """Reports that the worker is ready, and kills it if it then stops answering."""
         host, port = self._config.host, self._config.port
         await until_healthy(host, port)
         on_ready(f"process {process.pid}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIN_DIST_KEY = 16  # characters
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _flag(default: Any, help: str, **metadata: Any) -> Any:
@@ -424,7 +424,7 @@ class Settings:
             flag = "--" + spec.name.replace("_", "-")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag} {value}: give a finite number")
-            if isinstance(value, str) and CONTROL.search(value):
+            if isinstance(value, str) and _CONTROL_CHARACTER.search(value):
                 # Names go into headers and log lines. The value may be a secret.
                 raise ConfigError(f"{flag}: has a control character, such as a newline; remove it")
             if "choices" in meta and value not in meta["choices"]:

@@ -93,7 +93,7 @@ class RayWorker:
         self, placed: Placement, host: str, port: int, on_ready: Callable[[str], None]
     ) -> None:
         """Adds the worker to the rotation when it is healthy, and removes it when cancelled. Gives up its place if it then
-        stops to answer."""
+        stops answering."""
         await until_healthy(host, port)
         url = f"http://{with_port(host, port)}"
         with suppress(RouterError):  # an operator may have added it

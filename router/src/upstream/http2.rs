@@ -33,7 +33,7 @@ pub(super) struct Http2 {
     sender: SendRequest<Full<Bytes>>,
     /// Scheme and authority. They are part of every request.
     origin: Uri,
-    /// Most streams at a time, by the worker's settings. Each handle has a reference, so it counts them as well.
+    /// Maximum number of streams at a time, by the worker's settings. Each handle has a reference, so it counts them as well.
     max_streams: Arc<AtomicUsize>,
     /// The rest of the present response.
     body: Option<Incoming>,

@@ -74,10 +74,8 @@ class _ExtraProcess:
         self._state.service = service
         async with serving(self._state, listener):
             await self._peers.ask(FIRST, Barrier(), timeout=None)  # all processes serve
-            first, watchdog_s = (
-                self._state.own_heartbeat.of_rank(FIRST),
-                self._state.config.watchdog_timeout,
-            )
+            first = self._state.own_heartbeat.of_rank(FIRST)
+            watchdog_s = self._state.config.watchdog_timeout
             await until_stuck(lambda: [first.age], watchdog_s)
             log.error(
                 "the first server process has been stuck for %g seconds, and is ended",

@@ -177,12 +177,11 @@ class _Worker:
         servers = range(1, state.config.tokenizer_worker_num)
         heartbeats = [*state.ranks[1:], *map(state.own_heartbeat.of_rank, servers)]
         watchdog_s = state.config.watchdog_timeout
-        stuck = self._children[
-            await until_stuck(
-                lambda: [self._client.stats_age, *(heartbeat.age for heartbeat in heartbeats)],
-                watchdog_s,
-            )
-        ]
+
+        def ages() -> list[float]:
+            return [self._client.stats_age, *(heartbeat.age for heartbeat in heartbeats)]
+
+        stuck = self._children[await until_stuck(ages, watchdog_s)]
         log.error(
             "%s has been stuck for %g seconds, and is ended", stuck.name, STUCK_FACTOR * watchdog_s
         )
