@@ -1,8 +1,8 @@
 """The products of `quantized_gemm.py` for few rows an expert, for Hopper's tensor cores (sm_90), in Gluon.
 
 Reading the weights takes the time. As in `quantized_gemm_hopper.py` there is one program for each multiprocessor, and each
-takes tile after tile: its ring of tiles stays full from one tile to the next. Four warps copy. Two warpgroups multiply, one
-each of the two weight tiles of a step: gate and up, or the halves of down's outputs. The product is transposed, since a
+takes tile after tile: its ring (`expert_ring.py`) stays full from one tile to the next. Two warpgroups multiply, one each of
+the two weight tiles of a step: gate and up, or the halves of down's outputs. The product is transposed, since a
 warpgroup multiplies 64 rows: its rows are outputs, and its columns are the rows of a block.
 """
 
@@ -13,10 +13,8 @@ from functools import cache
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -24,12 +22,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.moe.align import Blocks
+from mla_router.worker.kernels.moe.expert_ring import produce
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
-from mla_router.worker.kernels.moe.quantized_gemm_hopper import (
-    announce,
-    existing_block,
-    tokens_of_rows,
-)
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
@@ -38,9 +32,7 @@ from mla_router.worker.kernels.weight import Quantized, Weight
 LAG = 3  # further steps that are under way when the rows and scales of a step are awaited
 RING_BYTES = 206 << 10
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 120, 72  # of a thread
-# Of a row in a stage: its own, one of each weight tile, and room up to a power of 2
-SCALES = gl.constexpr(4)
-SCALED_OUTPUTS = gl.constexpr(128)  # of a weight, which have one scale for each group of inputs
+SCALES = gl.constexpr(4)  # of a row in a stage: its own, nothing, and one of each weight tile
 
 
 def gate_up_few(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile) -> Quantized:
@@ -170,117 +162,23 @@ def _few_rows(
             (_consume, (operands, 0, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
             (_consume, (operands, 1, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
             (
-                _produce,
-                ((ring, work, sources), GATED, TOP_K, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS, LAG),
+                produce,
+                (
+                    (ring, work, sources),
+                    GATED,
+                    TOP_K,
+                    INPUTS,
+                    OUTPUTS_OF_EXPERT,
+                    COLUMNS,
+                    ROWS,
+                    LAG,
+                    True,
+                ),
             ),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
-
-
-@gluon.jit
-def _produce(
-    operands,
-    GATED: gl.constexpr,
-    TOP_K: gl.constexpr,
-    INPUTS: gl.constexpr,
-    OUTPUTS_OF_EXPERT: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    LAG: gl.constexpr,
-):
-    """Copies the tiles of all steps, and their scales, of which a weight tile's is copied once for each row. Those of a step
-    are announced when those of LAG more steps are under way."""
-    ring, work, sources = operands
-    weights, rows, _scales, full, _empty = ring
-    row_stride = sources[4]
-    pairs, experts, block_count, num_pairs, group_m = work
-    ROWS: gl.constexpr = rows.shape[1]
-    HEIGHT: gl.constexpr = weights.shape[1]
-    DEPTH: gl.constexpr = weights.shape[2]
-    STEPS: gl.constexpr = INPUTS // DEPTH
-    OTHER: gl.constexpr = OUTPUTS_OF_EXPERT // 2 if GATED else HEIGHT
-    TILE: gl.constexpr = HEIGHT if GATED else 2 * HEIGHT
-    copied: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
-    k = gl.arange(0, DEPTH, gl.SliceLayout(0, copied))
-    copied_scales: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    line = gl.arange(0, ROWS, copied_scales)
-    wait_for_previous()
-    count = gl.load(block_count)
-    step = 0
-    tile = gl.program_id(0)
-    block, column = block_and_column(tile, count, COLUMNS, group_m)
-    if GATED:
-        token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
-        token_of_line = tokens_of_rows(
-            pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
-        )
-    while tile < count * COLUMNS:
-        expert = gl.load(experts + block)
-        first = expert * OUTPUTS_OF_EXPERT + column * TILE
-        first_row = block * ROWS
-        source_of_line = first_row + line
-        x_at = first_row
-        if GATED:
-            source_of_line = token_of_line
-            x_at = gl.expand_dims(token * INPUTS, 1) + gl.expand_dims(k, 0)
-        x_scale_at = source_of_line.to(gl.int64) * row_stride
-        weight_scale_at = line * 0 + first // SCALED_OUTPUTS * STEPS
-        other_scale_at = line * 0 + (first + OTHER) // SCALED_OUTPUTS * STEPS
-        tile += gl.num_programs(0)
-        block, column = block_and_column(tile, count, COLUMNS, group_m)
-        if GATED:  # known when the next tile begins
-            token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
-            token_of_line = tokens_of_rows(
-                pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
-            )
-        for i in range(STEPS):
-            places = first, x_at, x_scale_at, weight_scale_at, other_scale_at
-            _copy_step(ring, sources, places, step, i, GATED, OTHER)
-            if step >= LAG:
-                announce(full, step - LAG, LAG)
-            step += 1
-    for i in gl.static_range(LAG):
-        if step >= LAG - i:
-            announce(full, step - LAG + i, LAG - 1 - i)
-
-
-@gluon.jit
-def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.constexpr):
-    """Starts the copies of step i of a tile, once their stage of the ring is released. `places`: the first row of the
-    weight (its second tile begins OTHER rows later), x's first row or, if GATED, the offsets of its elements, and the
-    offsets of the scales of x and of both weight tiles."""
-    weights, rows, scales, full, empty = ring
-    x, weight, x_scales, weight_scales, _row_stride, group_stride = sources
-    first, x_at, x_scale_at, weight_scale_at, other_scale_at = places
-    STAGES: gl.constexpr = rows.shape[0]
-    ROWS: gl.constexpr = rows.shape[1]
-    DEPTH: gl.constexpr = weights.shape[2]
-    stage = step % STAGES
-    arrived = full.index(stage)
-    mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-    bytes_of_rows: gl.constexpr = 0 if GATED else ROWS * DEPTH
-    mbarrier.expect(arrived, 2 * weight.block_type.nbytes + bytes_of_rows)
-    tma.async_copy_global_to_shared(weight, [first, i * DEPTH], arrived, weights.index(2 * stage))
-    tma.async_copy_global_to_shared(
-        weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
-    )
-    if GATED:
-        async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
-    else:
-        tma.async_copy_global_to_shared(x, [x_at, i * DEPTH], arrived, rows.index(stage))
-    of_stage = scales.index(stage)
-    async_copy.async_copy_global_to_shared(
-        of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
-    )
-    async_copy.async_copy_global_to_shared(
-        of_stage.slice(ROWS, ROWS), weight_scales + weight_scale_at + i
-    )
-    async_copy.async_copy_global_to_shared(
-        of_stage.slice(2 * ROWS, ROWS), weight_scales + other_scale_at + i
-    )
-    async_copy.commit_group()
 
 
 @gluon.jit
@@ -327,7 +225,7 @@ def _consume(
             )
             of_stage = scales.index(stage)
             scale = of_stage.slice(0, ROWS).load(of_columns)
-            scale *= of_stage.slice((1 + HALF) * ROWS, ROWS).load(of_columns)
+            scale *= of_stage.slice((2 + HALF) * ROWS, ROWS).load(of_columns)
             part = warpgroup_mma_wait(0, deps=[part])
             mbarrier.arrive(empty.index(stage))
             sums += part * gl.expand_dims(scale, 0)

@@ -2,11 +2,11 @@
 
 With many rows an expert the tensor cores take the time, and reads of tiles from L2 if tiles are small. A tile is 128
 rows x 256 outputs, so that two reads serve as many products as possible: 128 outputs of gate and the same of up, or 256
-of down. A program is twelve warps. Four copy tiles and their scales to a ring in shared memory: weights and the rows of
-blocks by the tensor memory accelerator, the rows of tokens one by one. Two warpgroups multiply 64 rows each. While one
-adds a product times its scales to its sums in float32, the product of the other uses the tensor cores. There is one
-program for each multiprocessor, and each takes tile after tile: the next one arrives while results of the last one are
-written. Scales that the warpgroups loaded from memory themselves, one step ahead, were late.
+of down. A program is twelve warps. Four copy tiles and their scales to a ring in shared memory (`expert_ring.py`). Two
+warpgroups multiply 64 rows each. While one adds a product times its scales to its sums in float32, the product of the
+other uses the tensor cores. There is one program for each multiprocessor, and each takes tile after tile: the next one
+arrives while results of the last one are written. Scales that the warpgroups loaded from memory themselves, one step
+ahead, were late.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -29,6 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.moe.align import Blocks
+from mla_router.worker.kernels.moe.expert_ring import produce
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.quantize import GROUP
@@ -169,7 +167,7 @@ def _grouped(
             (_consume, (operands, 0, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
             (_consume, (operands, 1, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
             (
-                _produce,
+                produce,
                 (
                     (ring, work, sources),
                     out_scales is not None,
@@ -177,135 +175,15 @@ def _grouped(
                     INPUTS,
                     OUTPUTS_OF_EXPERT,
                     COLUMNS,
+                    ROWS // 2,
                     LAG,
+                    False,
                 ),
             ),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
-
-
-@gluon.jit
-def existing_block(block, count):
-    """Returns the block, or another one if it is after the last."""
-    return gl.maximum(gl.minimum(block, count - 1), 0)
-
-
-@gluon.jit
-def tokens_of_rows(pairs, block, row, num_pairs, TOP_K: gl.constexpr, ROWS: gl.constexpr):
-    """Returns the tokens of rows of a block, the first one for padding."""
-    pair = gl.load(pairs + block * ROWS + row)
-    return gl.where(pair < num_pairs, pair // TOP_K, 0)
-
-
-@gluon.jit
-def _produce(
-    operands,
-    GATED: gl.constexpr,
-    TOP_K: gl.constexpr,
-    INPUTS: gl.constexpr,
-    OUTPUTS_OF_EXPERT: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    LAG: gl.constexpr,
-):
-    """Copies the tiles of all steps, and their scales: one for each row, and one of each weight tile for half of the
-    rows. Those of a step are announced when those of LAG more steps are under way."""
-    ring, work, sources = operands
-    weights, rows, _scales, full, _empty = ring
-    row_stride = sources[4]
-    pairs, experts, block_count, num_pairs, group_m = work
-    ROWS: gl.constexpr = rows.shape[1]
-    OUTPUTS: gl.constexpr = weights.shape[1]
-    DEPTH: gl.constexpr = weights.shape[2]
-    STEPS: gl.constexpr = INPUTS // DEPTH
-    OTHER: gl.constexpr = OUTPUTS_OF_EXPERT // 2 if GATED else OUTPUTS
-    TILE: gl.constexpr = OUTPUTS if GATED else 2 * OUTPUTS
-    copied: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
-    k = gl.arange(0, DEPTH, gl.SliceLayout(0, copied))
-    copied_scales: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    line = gl.arange(0, ROWS, copied_scales)
-    half = line // (ROWS // 2)
-    count = gl.load(block_count)
-    step = 0
-    tile = gl.program_id(0)
-    block, column = block_and_column(tile, count, COLUMNS, group_m)
-    if GATED:
-        token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
-        token_of_line = tokens_of_rows(
-            pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
-        )
-    while tile < count * COLUMNS:
-        expert = gl.load(experts + block)
-        first = expert * OUTPUTS_OF_EXPERT + column * TILE
-        first_row = block * ROWS
-        source_of_line = first_row + line
-        x_at = first_row
-        if GATED:
-            source_of_line = token_of_line
-            x_at = gl.expand_dims(token * INPUTS, 1) + gl.expand_dims(k, 0)
-        x_scale_at = source_of_line.to(gl.int64) * row_stride
-        weight_scale_at = (first // OUTPUTS + half * (OTHER // OUTPUTS)) * STEPS
-        tile += gl.num_programs(0)
-        block, column = block_and_column(tile, count, COLUMNS, group_m)
-        if GATED:  # known when the next tile begins
-            token = tokens_of_rows(pairs, existing_block(block, count), row, num_pairs, TOP_K, ROWS)
-            token_of_line = tokens_of_rows(
-                pairs, existing_block(block, count), line, num_pairs, TOP_K, ROWS
-            )
-        for i in range(STEPS):
-            places = first, x_at, x_scale_at, weight_scale_at
-            _copy_step(ring, sources, places, step, i, GATED, OTHER)
-            if step >= LAG:
-                announce(full, step - LAG, LAG)
-            step += 1
-    for i in gl.static_range(LAG):
-        if step >= LAG - i:
-            announce(full, step - LAG + i, LAG - 1 - i)
-
-
-@gluon.jit
-def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.constexpr):
-    """Starts the copies of step i of a tile, once their stage of the ring is released. `places`: the first row of the
-    weight (its second tile begins OTHER rows later), x's first row or, if GATED, the offsets of its elements, and the
-    offsets of both operands' scales."""
-    weights, rows, scales, full, empty = ring
-    x, weight, x_scales, weight_scales, _row_stride, group_stride = sources
-    first, x_at, x_scale_at, weight_scale_at = places
-    STAGES: gl.constexpr = rows.shape[0]
-    ROWS: gl.constexpr = rows.shape[1]
-    DEPTH: gl.constexpr = weights.shape[2]
-    stage = step % STAGES
-    arrived = full.index(stage)
-    mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-    mbarrier.expect(arrived, (2 if GATED else 3) * weight.block_type.nbytes)
-    tma.async_copy_global_to_shared(weight, [first, i * DEPTH], arrived, weights.index(2 * stage))
-    tma.async_copy_global_to_shared(
-        weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
-    )
-    if GATED:
-        async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
-    else:
-        tma.async_copy_global_to_shared(x, [x_at, i * DEPTH], arrived, rows.index(stage))
-    of_stage = scales.index(stage)
-    async_copy.async_copy_global_to_shared(
-        of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
-    )
-    async_copy.async_copy_global_to_shared(
-        of_stage.slice(ROWS, ROWS), weight_scales + weight_scale_at + i
-    )
-    async_copy.commit_group()
-
-
-@gluon.jit
-def announce(full, step, UNDER_WAY: gl.constexpr):
-    """Says that the rows and scales of a step have arrived, after which UNDER_WAY steps are under way."""
-    STAGES: gl.constexpr = full.shape[0]
-    async_copy.wait_group(UNDER_WAY)
-    fence_async_shared()
-    gl.thread_barrier()
-    mbarrier.arrive(full.index(step % STAGES))
 
 
 @gluon.jit
