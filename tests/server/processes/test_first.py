@@ -22,6 +22,7 @@ import pytest
 
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.server.processes.first import ipc_directory
+from support import fake_worker as fake_worker_module
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import ROOT, free_ports, post_json, status_of, wait_until
@@ -251,6 +252,25 @@ def test_stopping_at_once(signals: list[signal.Signals]) -> None:
         assert exit_status(worker) == 0
         assert not scheduler.alive
         assert "Traceback" not in worker.running.output()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_stop_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int
+) -> None:
+    silent = tmp_path / "silent_scheduler.py"
+    silent.write_text(
+        f"import sys; sys.path.insert(0, {str(fake_worker_module.FAKE_SCHEDULER.parent)!r})\n"
+        "import fake_scheduler\n"
+        "fake_scheduler.FakeScheduler.stats = lambda *_: None\n"
+        "fake_scheduler.main()\n"
+    )
+    monkeypatch.setattr(fake_worker_module, "FAKE_SCHEDULER", silent)
+    with fake_worker(ready_path=None, tokenizer_worker_num=servers) as worker:
+        worker.wait_for(lambda worker: len(worker.received("GetStats")) == servers, "questions")
+        worker.running.process.terminate()
+        assert exit_status(worker) == 0
+        assert "ERROR" not in worker.running.output()
 
 
 def test_nohup() -> None:

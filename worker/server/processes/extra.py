@@ -47,9 +47,10 @@ async def run(state: ServerState, number: int, listener: socket.socket, director
         stopped = asyncio.create_task(extra.stopped.wait())
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        failure = task.exception() if task.done() else None
+        failure = task.exception() if task.done() and not extra.stopped.is_set() else None
         task.cancel()
-        await asyncio.wait((task,))  # the last answers go out
+        # The last answers go out. A question to the scheduler may have failed at the stop.
+        await asyncio.gather(task, return_exceptions=True)
     if failure is None:
         return EXIT_STOPPED
     if not isinstance(failure, TokenizerError | ApiError):

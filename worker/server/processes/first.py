@@ -149,6 +149,8 @@ class _Worker:
             self._fail(
                 "A process of this worker has ended" if died else "This worker is shutting down"
             )
+            # Reads the error of a question to the scheduler, which has just failed: asyncio would log it otherwise
+            starting.add_done_callback(lambda task: task.cancelled() or task.exception())
             for task in (starting, watching, *deaths, stop, drain):
                 task.cancel()
             if not all(rank.is_running for rank in self._ranks):
