@@ -23,6 +23,7 @@ SOURCES = (
 TESTS = (
     "tests/scheduler",
     "tests/engine/sampling",
+    "tests/engine/speculation/test_trees.py",
     "tests/server/validation",
     "tests/kernels/sampling/test_noise.py",
 )

@@ -20,7 +20,7 @@ from mla_router.worker.core import (
     SamplingParams,
 )
 from mla_router.worker.messages import Generate, Image, PlacedImage
-from mla_router.worker.scheduler.images import ImageRequests
+from mla_router.worker.scheduler.images import ImageRequests, layers_within
 from mla_router.worker.scheduler.request import Request, State
 
 TILE_BYTES, TILES_OF_A_BATCH, ROOM, VOCABULARY = 12, 4, 100, 50
@@ -152,6 +152,12 @@ def test_a_batch_is_launched_in_pieces(images: ImageRequests, tower: Tower) -> N
         assert images.launched_s == launched_s
     assert len(tower.batches) == 1
     assert run(images, tower) == ["a"]
+
+
+def test_layers_of_unknown_time_are_launched_one_by_one() -> None:
+    batch = Batch()
+    batch.layer_s = 0.0
+    assert layers_within(5.0, batch) == 1
 
 
 def test_images_of_running_requests_stay(images: ImageRequests, tower: Tower) -> None:

@@ -262,3 +262,5 @@ def test_stats_have_the_seconds_of_all_steps_and_those_of_waiting() -> None:
     stats = outcome.scheduler.stats()
     assert stats.step_seconds == pytest.approx(sum(seconds for _, seconds in engine.steps))
     assert stats.step_seconds > 0 and stats.wait_seconds > 0
+    unmeasured = run({0: [generate("a", [1, 2, 3], 5)]})
+    assert unmeasured.scheduler.stats().step_seconds == 0.0

@@ -75,12 +75,9 @@ class PrefillBudget:
         return min(wanted, self._chunk_size) - self._tokens.get(request, 0)
 
     def _give(self, request: Request, source: TokenBudget, *, at_least: int = 0) -> None:
-        wanted = self._wanted(request)
-        if wanted < 1 or source.tokens < 1:
-            return
         had = self._tokens.get(request, 0)
         start = request.launched_prompt + had
-        tokens = source.take(start, wanted, begins=had == 0, at_least=at_least)
+        tokens = source.take(start, self._wanted(request), begins=had == 0, at_least=at_least)
         if tokens < 1:
             return
         if source is not self._left:
