@@ -139,6 +139,10 @@ def test_requests_pass_one_that_waits_for_memory_as_soon_as_their_part_of_it_is_
     for _ in range(20):
         stepped.turn()
     assert [stepped.reason(rid) for rid in ("first", "second", "large")] == ["length", "length", ""]
+    stepped.turn(generate("nine pages", [5] * 32, 5))
+    for _ in range(20):
+        stepped.turn()
+    assert stepped.tokens("nine pages") == []
     stepped.stop()
 
 
