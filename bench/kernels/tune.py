@@ -56,14 +56,7 @@ from kernels.tune_shapes import MODELS, dense_shapes, divisions, experts_shape
 from kernels.tune_space import GROUPS
 from record import record
 
-from mla_router.worker.kernels.tuned import (
-    TABLES,
-    TunedTile,
-    decode,
-    device_name,
-    encode,
-    file_of,
-)
+from mla_router.worker.kernels.tuned import TABLES, TunedTile, decode, device_name, encode
 from support.sm90 import compile_here
 
 
@@ -178,7 +171,7 @@ class Tables:
     """The files of one problem, written after each number of rows."""
 
     def __init__(self, folder: Path, names: tuple[str, ...], *, resume: bool) -> None:
-        self._files = [file_of(name, folder) for name in names]
+        self._files = [folder / f"{name}.json" for name in names]
         self._tiles: list[dict[int, TunedTile | None]] = [{} for _ in names]
         if resume:
             self._tiles = [decode(f.read_bytes()) if f.is_file() else {} for f in self._files]

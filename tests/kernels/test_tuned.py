@@ -14,14 +14,7 @@ from mla_router.worker.kernels import quantized_few_rows as few_rows
 from mla_router.worker.kernels import tuned
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.quantized_linear import Tiles, tuned_tiles
-from mla_router.worker.kernels.tuned import (
-    TunedTile,
-    dense_name,
-    encode,
-    file_of,
-    kind_of,
-    moe_name,
-)
+from mla_router.worker.kernels.tuned import TunedTile, dense_name, encode, kind_of, moe_name
 from support.quantized import drawn_weight
 
 FP8 = torch.float8_e4m3fn
@@ -61,11 +54,12 @@ def test_dense_products_read_a_table(tables: Path) -> None:
     assert tuned_tiles(20, weight) is None
     tuned._dense_table.cache_clear()
     name = "N=256,K=384,device_name=cpu,dtype=fp8_w8a8,block_shape=[128,128]"
-    file_of(name, tables).write_text(json.dumps({"64": TILE | {"num_stages": 4}, "32": TILE}))
+    (tables / f"{name}.json").write_text(json.dumps({"64": TILE | {"num_stages": 4}, "32": TILE}))
     assert tuned_tiles(20, weight) == Tiles(16, 64, 128, 4, 3, 8)
     assert few_rows.tuned_tiles(8, weight) is None
     few = TILE | {"num_stages": 0}
-    file_of(name.replace("w8a8", "w8a16"), tables).write_text(json.dumps({"8": few}))
+    shipped = name.replace("w8a8", "w8a16").replace(",", ";")
+    (tables / f"{shipped}.json").write_text(json.dumps({"8": few}))
     tuned._dense_table.cache_clear()
     assert few_rows.tuned_tiles(8, weight) == few_rows.Tiles(64, 4, 0)
     assert tuned_tiles(33, weight) == tuned_tiles(64, weight) == Tiles(16, 64, 128, 4, 4, 8)

@@ -1,12 +1,14 @@
 """Tables of tilings that were measured on a GPU. They are shipped in `tables/`, and `bench/kernels/tune.py` writes them.
 
-Names and fields are those of SGLang and vLLM; the name of a file has a semicolon for each comma (`file_of`). A file belongs
-to one kernel, shape and device, and maps numbers of rows to tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the
-file of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied. An entry is
-null where no tiling was faster than the rules in the code, which also serve more rows than were tuned.
+Names and fields are those of SGLang and vLLM. A file belongs to one kernel, shape and device, and maps numbers of rows to
+tilings. Dense products are named by outputs N and inputs K, those of experts by experts E and intermediate size N; the file
+of the experts' second product ends in `_down`. A file is read once, when the shape is first multiplied. An entry is null
+where no tiling was faster than the rules in the code, which also serve more rows than were tuned. Shipped files have a
+semicolon for each comma of the name: maturin does not quote commas in the wheel's list of files, so that pip would not find
+them again.
 
 `w8a8` kernels round activations, `w8a16` ones do not (`quantized_few_rows.py`: 0 stages are all weights at once). 12
-warps are those of Hopper's kernels for prompts (`moe/quantized_gemm_hopper.py`).
+warps are those of Hopper's kernels for experts (`moe/quantized_gemm_hopper.py`, `moe/quantized_few_hopper.py`).
 """
 
 from __future__ import annotations
@@ -107,16 +109,11 @@ def device_name(device: torch.device) -> str:
     return name.replace(" ", "_")
 
 
-def file_of(name: str, folder: Path) -> Path:
-    """Returns the file of the table `name`. maturin does not quote commas in the wheel's list of files, so that pip would
-    not find such a file again."""
-    return folder / f"{name.replace(',', ';')}.json"
-
-
 def read_table(name: str) -> Table | None:
     """Returns the table `name`; None if there is none. Raises msgspec.ValidationError."""
-    file = file_of(name, TABLES)
-    if not file.is_file():
+    files = (TABLES / f"{each}.json" for each in (name, name.replace(",", ";")))
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
         return None
     tiles = decode(file.read_bytes())
     return Table(tuple(sorted(tiles)), tuple(tiles[rows] for rows in sorted(tiles)))

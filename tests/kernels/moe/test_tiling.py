@@ -17,7 +17,7 @@ from mla_router.worker.kernels.moe.tiling import (
     moe_tiling,
     tuned_tiling,
 )
-from mla_router.worker.kernels.tuned import TunedTile, encode, file_of, moe_name
+from mla_router.worker.kernels.tuned import TunedTile, encode, moe_name
 
 SHAPE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
 
@@ -33,7 +33,7 @@ def write(folder: Path, device: str, rows: Mapping[int, int | None], kind: str =
     """Writes both tables, with so many rows in a block for each number of tokens."""
     for down, width in ((False, 32), (True, 64)):
         tiles = {n: m and TunedTile(m, width, 128, 4, 4, 3) for n, m in rows.items()}
-        file = file_of(moe_name(64, 1408, device, kind, down=down), folder)
+        file = folder / f"{moe_name(64, 1408, device, kind, down=down)}.json"
         file.write_bytes(encode(tiles))
 
 
@@ -68,7 +68,7 @@ def test_a_table_is_for_one_device_and_format(tables: Path) -> None:
 
 def test_both_products_need_a_table(tables: Path) -> None:
     write(tables, "A_GPU", {8: 16})
-    file_of("E=64,N=1408,device_name=A_GPU_down", tables).unlink()
+    (tables / "E=64,N=1408,device_name=A_GPU_down.json").unlink()
     assert moe_tiling("A_GPU", SHAPE, 8, 6) == default_tiling(SHAPE, 8, 6)
 
 
