@@ -161,7 +161,7 @@ def test_a_worker_of_a_node_serves_and_ends_with_the_launcher(cluster: Cluster) 
         wait_until(lambda: "listening on" in server.output(), "the router listens")
         wait_until(lambda: healthy_workers(server.url), "a worker in rotation")
         assert any("mla_router scheduler" in pid.command for pid in of_nodes(server))
-        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3}
+        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3, "ignore_eos": True}
         answer = processes.post_json(server.url + "/v1/completions", body)
         assert answer["usage"]["completion_tokens"] == 3
         server.process.kill()
@@ -178,7 +178,7 @@ def test_a_worker_of_two_nodes_serves_and_ends_with_either(cluster: Cluster) -> 
 
         wait_until(lambda: "listening on" in server.output(), "the router listens")
         first = wait_until(lambda: worker_is_new(set()), "a worker in rotation")
-        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3}
+        body = {"model": "mla-small", "prompt": "one two", "max_tokens": 3, "ignore_eos": True}
         answer = processes.post_json(server.url + "/v1/completions", body)
         assert answer["usage"]["completion_tokens"] == 3
         assert "[worker 0] [rank 1] " in server.output()
