@@ -126,7 +126,8 @@ def test_workers_follow_the_nodes_of_the_cluster(cluster: Cluster) -> None:
 
         wait_until(lambda: "listening on" in server.output(), "the router listens")
         in_rotation(2)
-        assert "worker 2 waits for a node with 1 CPU" in server.output()
+        waits = "worker 2 waits for a node with 1 CPU"
+        wait_until(lambda: waits in server.output(), "the launcher says that a node is missing")
         wait_until(lambda: server.output().count("Ready: ") == 1, "it is ready")
         cluster.add_node(num_cpus=2)
         before = in_rotation(3)
