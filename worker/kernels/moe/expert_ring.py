@@ -7,15 +7,89 @@ Warpgroups multiply (`quantized_gemm_hopper.py`, `quantized_few_hopper.py`).
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.moe.align import Blocks
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.pdl import wait_for_previous
+from mla_router.worker.kernels.quantize import GROUP
+from mla_router.worker.kernels.weight import Quantized, Weight
 
 SCALED_OUTPUTS = gl.constexpr(128)  # of a weight, which have one scale for each group of inputs
+
+
+def programs(weight: Weight, blocks: Blocks, height: int) -> tuple[int]:
+    """Returns the grid of a kernel that takes tile after tile: a program for each multiprocessor. A weight tile has `height`
+    outputs."""
+    tiles = blocks.max_blocks * _columns(weight, height)
+    return (min(limits(weight.values.device).multiprocessors, tiles),)
+
+
+def arguments(
+    x: Quantized,
+    weight: Weight,
+    blocks: Blocks,
+    height: int,
+    out: Tensor,
+    out_scales: Tensor | None,
+    group_m: int,
+) -> tuple[Any, ...]:
+    """Returns the arguments of a kernel, for sorted blocks. With `out_scales` the rows of x are tokens', otherwise the
+    blocks'."""
+    assert blocks.pairs is not None and x.group == GROUP, f"{x.group=}"
+    assert weight.scales is not None and x.values.numel() < 1 << 31
+    rows: Tensor | TensorDescriptor = x.values
+    if out_scales is None:
+        rows = _tiles_of(x.values, blocks.rows)
+    return (
+        rows,
+        x.scales,
+        _tiles_of(weight.values.flatten(0, 1), height),
+        weight.scales,
+        out,
+        out_scales,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        blocks.ids.numel(),
+        group_m,
+        *x.scales.stride(),
+        0 if out_scales is None else out_scales.stride(1),
+    )
+
+
+def constants(weight: Weight, blocks: Blocks, height: int) -> dict[str, int]:
+    """Returns the constants of a kernel that follow from the shapes."""
+    _, outputs, inputs = weight.values.shape
+    return {
+        "TOP_K": blocks.ids.shape[1],
+        "INPUTS": inputs,
+        "OUTPUTS_OF_EXPERT": outputs,
+        "COLUMNS": _columns(weight, height),
+        "ROWS": blocks.rows,
+    }
+
+
+def _columns(weight: Weight, height: int) -> int:
+    return weight.values.shape[1] // (2 * height)
+
+
+def _tiles_of(matrix: Tensor, rows: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(matrix, [rows, GROUP], _layout(rows))
+
+
+@cache
+def _layout(rows: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, GROUP], gl.float8e4nv)
 
 
 @gluon.jit

@@ -8,8 +8,6 @@ warpgroup multiplies 64 rows: its rows are outputs, and its columns are the rows
 
 from __future__ import annotations
 
-from functools import cache
-
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,11 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.moe.align import Blocks
-from mla_router.worker.kernels.moe.expert_ring import produce
+from mla_router.worker.kernels.moe.expert_ring import arguments, constants, produce, programs
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
@@ -59,38 +55,11 @@ def _launch(
     out: Tensor,
     out_scales: Tensor | None,
 ) -> None:
-    assert blocks.pairs is not None and x.group == GROUP, f"{blocks.rows=}"
-    assert weight.scales is not None and x.values.numel() < 1 << 31
-    _, outputs, inputs = weight.values.shape
     height = tile.block_n
-    columns = outputs // (2 * height)
-    matrix = TensorDescriptor.from_tensor(
-        weight.values.flatten(0, 1), [height, GROUP], _layout(height)
-    )
-    rows: Tensor | TensorDescriptor = x.values
-    if out_scales is None:
-        rows = TensorDescriptor.from_tensor(x.values, [blocks.rows, GROUP], _layout(blocks.rows))
     stage_bytes = GROUP * (2 * height + blocks.rows) + SCALES.value * blocks.rows * 4
-    programs = min(limits(x.values.device).multiprocessors, blocks.max_blocks * columns)
-    _few_rows[(programs,)](
-        rows,
-        x.scales,
-        matrix,
-        weight.scales,
-        out,
-        out_scales,
-        blocks.pairs,
-        blocks.experts,
-        blocks.count,
-        blocks.ids.numel(),
-        tile.group_m,
-        *x.scales.stride(),
-        0 if out_scales is None else out_scales.stride(1),
-        TOP_K=blocks.ids.shape[1],
-        INPUTS=inputs,
-        OUTPUTS_OF_EXPERT=outputs,
-        COLUMNS=columns,
-        ROWS=blocks.rows,
+    _few_rows[programs(weight, blocks, height)](
+        *arguments(x, weight, blocks, height, out, out_scales, tile.group_m),
+        **constants(weight, blocks, height),
         STAGES=RING_BYTES // stage_bytes,
         LAG=LAG,
         CONSUMER_REGISTERS=CONSUMER_REGISTERS,
@@ -98,11 +67,6 @@ def _launch(
         num_warps=4,
         **launch_options(),
     )
-
-
-@cache
-def _layout(rows: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([rows, GROUP], gl.float8e4nv)
 
 
 @gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride", "out_group_stride"])

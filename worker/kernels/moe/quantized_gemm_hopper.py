@@ -11,8 +11,6 @@ ahead, were late.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -22,11 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.moe.align import Blocks
-from mla_router.worker.kernels.moe.expert_ring import produce
+from mla_router.worker.kernels.moe.expert_ring import arguments, constants, produce, programs
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.quantize import GROUP
@@ -55,7 +51,7 @@ def gate_up_hopper(x: Quantized, gate_up: Weight, blocks: Blocks, tile: Tile) ->
     width = gate_up.values.shape[1] // 2
     out = x.values.new_empty(blocks.intermediate_rows, width)
     out_scales = x.scales.new_empty(width // OUTPUTS, len(out)).t()
-    _launch(x, gate_up, blocks, tile, out, out_scales, columns=width // OUTPUTS)
+    _launch(x, gate_up, blocks, tile, out, out_scales)
     return Quantized(out, out_scales, OUTPUTS, x.dtype)
 
 
@@ -63,7 +59,7 @@ def down_hopper(gated: Quantized, down: Weight, blocks: Blocks, tile: Tile) -> T
     """`down_quantized` with blocks of ROWS sorted rows."""
     hidden = down.values.shape[1]
     out = gated.values.new_empty(blocks.ids.numel(), hidden, dtype=gated.dtype)
-    _launch(gated, down, blocks, tile, out, None, columns=hidden // (2 * OUTPUTS))
+    _launch(gated, down, blocks, tile, out, None)
     return out
 
 
@@ -74,47 +70,17 @@ def _launch(
     tile: Tile,
     out: Tensor,
     out_scales: Tensor | None,
-    *,
-    columns: int,
 ) -> None:
-    assert blocks.rows == ROWS and blocks.pairs is not None and x.group == GROUP, f"{blocks.rows=}"
-    assert weight.scales is not None and x.values.numel() < 1 << 31
-    _, outputs, inputs = weight.values.shape
-    matrix = TensorDescriptor.from_tensor(weight.values.flatten(0, 1), [OUTPUTS, GROUP], _layout())
-    rows: Tensor | TensorDescriptor = x.values
-    if out_scales is None:
-        rows = TensorDescriptor.from_tensor(x.values, [ROWS, GROUP], _layout())
-    programs = min(limits(x.values.device).multiprocessors, blocks.max_blocks * columns)
-    _grouped[(programs,)](
-        rows,
-        x.scales,
-        matrix,
-        weight.scales,
-        out,
-        out_scales,
-        blocks.pairs,
-        blocks.experts,
-        blocks.count,
-        blocks.ids.numel(),
-        tile.group_m,
-        *x.scales.stride(),
-        0 if out_scales is None else out_scales.stride(1),
-        TOP_K=blocks.ids.shape[1],
-        INPUTS=inputs,
-        OUTPUTS_OF_EXPERT=outputs,
-        COLUMNS=columns,
-        ROWS=ROWS,
+    assert blocks.rows == ROWS, f"{blocks.rows=}"
+    _grouped[programs(weight, blocks, OUTPUTS)](
+        *arguments(x, weight, blocks, OUTPUTS, out, out_scales, tile.group_m),
+        **constants(weight, blocks, OUTPUTS),
         STAGES=tile.num_stages,
         LAG=LAG,
         CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=4,
     )
-
-
-@cache
-def _layout() -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([OUTPUTS, GROUP], gl.float8e4nv)
 
 
 @gluon.jit(do_not_specialize=["num_pairs", "group_m", "group_stride", "out_group_stride"])
