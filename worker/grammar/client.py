@@ -73,6 +73,7 @@ class GrammarWorker:
         self.eos_ids: frozenset[int] = frozenset()
         self.own_bytes = 0
         self._pid = 0  # 0 until it has started
+        self._next_check = 0.0  # monotonic time of `_check_running`
         self.is_compiling = True
         self._feeds: dict[int, list[int]] = {}  # earlier tokens that are not sent yet, by key
         self._opening: deque[int] = deque()  # keys whose `Open` has no answer yet
@@ -180,7 +181,11 @@ class GrammarWorker:
         return True
 
     def _check_running(self) -> None:
-        """Ends the process if it is stopped by a signal: others wait for it. Raises WorkerLost."""
+        """Ends the process if it is stopped by a signal: others wait for it. Not at each call, because the step loop polls
+        in each step, but at the end of each wait. Raises WorkerLost."""
+        if (now := time.monotonic()) < self._next_check:
+            return
+        self._next_check = now + STOPPED_S / 2
         if state_of(self._pid) == STOPPED:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
