@@ -146,13 +146,19 @@ def test_requests_pass_one_that_waits_for_memory_as_soon_as_their_part_of_it_is_
     stepped.stop()
 
 
-def test_in_order_of_arrival_nobody_passes_one_that_waits_for_memory() -> None:
+def with_a_small_request_after_a_large_one() -> SteppedScheduler:
+    """Both wait in order of arrival: `large` for memory, and `small`, which fits, for `large`."""
     capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=256)
     config = WorkerConfig(schedule_policy="fcfs")
     stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
     stepped.turn(generate("holds", [1] * 50, 200))
     stepped.turn(generate("large", [2] * 4, 200))
     stepped.turn(generate("small", [3] * 28, 5))
+    return stepped
+
+
+def test_in_order_of_arrival_nobody_passes_one_that_waits_for_memory() -> None:
+    stepped = with_a_small_request_after_a_large_one()
     for _ in range(20):
         stepped.turn()
     assert [len(stepped.tokens(rid)) for rid in ("large", "small")] == [0, 0]
@@ -160,12 +166,7 @@ def test_in_order_of_arrival_nobody_passes_one_that_waits_for_memory() -> None:
 
 
 def test_an_aborted_request_that_waited_for_memory_blocks_nobody() -> None:
-    capacity = Capacity(num_pages=64, page_size=4, num_slots=4, context_length=256)
-    config = WorkerConfig(schedule_policy="fcfs")
-    stepped = SteppedScheduler(FakeEngine(capacity), config, overlap=False)
-    stepped.turn(generate("holds", [1] * 50, 200))
-    stepped.turn(generate("large", [2] * 4, 200))
-    stepped.turn(generate("small", [3] * 28, 5))
+    stepped = with_a_small_request_after_a_large_one()
     assert stepped.scheduler.stats().waiting == 2
     stepped.turn(Abort("large"))
     for _ in range(10):
