@@ -130,7 +130,7 @@ def _set_up(device: torch.device, config: WorkerConfig) -> None:
         own = min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(config.cpu_threads or own)
     if device.type == "cuda":
-        # Triton and FlashInfer launch on the current device, not on that of the tensors.
+        # Triton and FlashInfer launch on the current device, not on the device of the tensors.
         torch.cuda.set_device(device)
         prefer_shared_memory()
 

@@ -24,7 +24,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use crate::{names::WorkerUrl, wire::transport::Transport};
 
-/// Handles of a connection without requests: that of the pool, and that of the task for its I/O.
+/// A connection without requests has two handles: one in the pool, and one in the task that runs its I/O.
 const IDLE_HANDLES: usize = 2;
 
 /// A handle of the connection.
