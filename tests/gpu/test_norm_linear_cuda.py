@@ -137,7 +137,7 @@ def test_other_shapes_and_dtypes_have_no_kernel() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [2, 16, 64, 65, 128, 250])
+@pytest.mark.parametrize("rows", [2, 16, 64, 65, 128])
 def test_rows_are_kept_in_the_form_of_other_products(rows: int, form: RowForm) -> None:
     torch.manual_seed(rows)
     x, residual = torch.randn(2, rows, 2048, device="cuda").bfloat16()

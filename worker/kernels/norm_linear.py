@@ -37,6 +37,7 @@ MAX_REREAD_INPUTS = 4096
 # For several rows of V2-Lite's router. Two kernels are faster for more rows, and for V3's longer rows, which leave
 # registers for few outputs (`bench/kernels/bench_joined.py`).
 SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 256, 256 * 64
+MAX_QUANTIZED_ROWS = 128  # if the normalized rows are kept quantized; measured in whole steps
 # Rows from which blocks of rows share the weights (`norm_linear_blocks.py`); measured in whole steps
 MIN_BLOCK_ROWS = 65
 
@@ -66,7 +67,7 @@ def norm_linear(
     The definition is one op after the other, which also runs wherever no kernel does both.
     """
     out_dtype = out_dtype or x.dtype
-    if weight.is_plain and has_kernel(x, len(weight.values)):
+    if weight.is_plain and has_kernel(x, len(weight.values), keep):
         return norm_linear_triton(
             x,
             residual,
@@ -93,8 +94,8 @@ def joins_quantized(x: Tensor, weight: Weight) -> bool:
     return weight.values.shape[1] <= MAX_NORM_INPUTS and has_quantized_kernel(x, weight)
 
 
-def has_kernel(x: Tensor, outputs: int) -> bool:
-    """Whether one kernel serves x [T, K] and this many outputs."""
+def has_kernel(x: Tensor, outputs: int, keep: RowForm | None = None) -> bool:
+    """Whether one kernel serves x [T, K] and this many outputs, and the normalized rows are kept in the form `keep`."""
     rows, inputs = x.shape
     if not on_gpu(x):
         return False
@@ -104,7 +105,8 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
         is_short = inputs <= MAX_REREAD_INPUTS and outputs <= MAX_OUTPUTS
         return is_short and not hopper_is_fastest(x, outputs, inputs)
     few = outputs <= FEW_OUTPUTS and rows * outputs <= MAX_PRODUCTS
-    return 1 < rows <= MAX_ROWS and inputs <= SHORT_INPUTS and few
+    most = MAX_QUANTIZED_ROWS if keep and keep.quantized else MAX_ROWS
+    return 1 < rows <= most and inputs <= SHORT_INPUTS and few
 
 
 def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
