@@ -102,11 +102,10 @@ def produce(
     COLUMNS: gl.constexpr,
     LINES: gl.constexpr,
     LAG: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
-    """Copies the tiles of all steps, and their scales: first one for each row, at the end of a stage's memory LINES times that
-    of each weight tile. Those of a step are announced when those of LAG more steps are under way. GATED: the rows are tokens', otherwise the blocks'. EARLY:
-    the kernel may start before the one before has ended (`pdl.py`)."""
+    """Copies the tiles of all steps, and their scales: first one for each row, at the end of a stage's memory LINES times
+    the scale of each weight tile. Those of a step are announced when those of LAG more steps are under way. GATED: the rows
+    are tokens', otherwise the blocks'."""
     ring, work, sources = operands
     weights, rows, _scales, full, _empty = ring
     row_stride = sources[4]
@@ -123,8 +122,7 @@ def produce(
     copied_scales: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     line = gl.arange(0, ROWS, copied_scales)
     of_second = gl.arange(0, 2 * LINES, copied_scales) // LINES
-    if EARLY:
-        wait_for_previous()
+    wait_for_previous()
     count = gl.load(block_count)
     step = 0
     tile = gl.program_id(0)
@@ -136,12 +134,14 @@ def produce(
         expert = gl.load(experts + block)
         first = expert * OUTPUTS_OF_EXPERT + column * TILE
         first_row = block * ROWS
-        source_of_line = first_row + line
-        x_at = first_row
         if GATED:
-            source_of_line = token_of_line
             x_at = gl.expand_dims(token * INPUTS, 1) + gl.expand_dims(k, 0)
-        x_scale_at = source_of_line.to(gl.int64) * row_stride
+            x_scale_at = token_of_line.to(gl.int64) * row_stride
+            real = gl.expand_dims(token >= 0, 1), token_of_line >= 0
+        else:
+            x_at = first_row
+            x_scale_at = (first_row + line).to(gl.int64) * row_stride
+            real = None, None
         weight_scale_at = (first + of_second * OTHER) // SCALED_OUTPUTS * STEPS
         tile += gl.num_programs(0)
         block, column = block_and_column(tile, count, COLUMNS, group_m)
@@ -149,7 +149,7 @@ def produce(
             token = _tokens(pairs, _existing(block, count), row, num_pairs, TOP_K, ROWS)
             token_of_line = _tokens(pairs, _existing(block, count), line, num_pairs, TOP_K, ROWS)
         for i in range(STEPS):
-            places = first, x_at, x_scale_at, weight_scale_at
+            places = first, x_at, x_scale_at, weight_scale_at, real
             _copy_step(ring, sources, places, step, i, GATED, OTHER)
             if step >= LAG:
                 _announce(full, step - LAG, LAG)
@@ -167,19 +167,21 @@ def _existing(block, count):
 
 @gluon.jit
 def _tokens(pairs, block, row, num_pairs, TOP_K: gl.constexpr, ROWS: gl.constexpr):
-    """Returns the tokens of rows of a block, the first one for padding."""
+    """Returns the tokens of rows of a block, -1 for padding."""
     pair = gl.load(pairs + block * ROWS + row)
-    return gl.where(pair < num_pairs, pair // TOP_K, 0)
+    return gl.where(pair < num_pairs, pair // TOP_K, -1)
 
 
 @gluon.jit
 def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.constexpr):
     """Starts the copies of step i of a tile, once their stage of the ring is released. `places`: the first row of the
-    weight (its second tile begins OTHER rows later), x's first row or, if GATED, the offsets of its elements, and the
-    offsets of both operands' scales."""
+    weight (its second tile begins OTHER rows later), x's first row or, if GATED, the offsets of its elements, the offsets
+    of both operands' scales, and if GATED which rows of x and of its scales are no padding. Padding is not read: reads of
+    the same row by all programs take longer than those of the weights."""
     weights, rows, scales, full, empty = ring
     x, weight, x_scales, weight_scales, _row_stride, group_stride = sources
-    first, x_at, x_scale_at, weight_scale_at = places
+    first, x_at, x_scale_at, weight_scale_at, real = places
+    real_rows, real_lines = real
     STAGES: gl.constexpr = rows.shape[0]
     ROWS: gl.constexpr = rows.shape[1]
     DEPTH: gl.constexpr = weights.shape[2]
@@ -195,12 +197,12 @@ def _copy_step(ring, sources, places, step, i, GATED: gl.constexpr, OTHER: gl.co
         weight, [first + OTHER, i * DEPTH], arrived, weights.index(2 * stage + 1)
     )
     if GATED:
-        async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at)
+        async_copy.async_copy_global_to_shared(rows.index(stage), x + i * DEPTH + x_at, real_rows)
     else:
         tma.async_copy_global_to_shared(x, [x_at, i * DEPTH], arrived, rows.index(stage))
     of_stage = scales.index(stage)
     async_copy.async_copy_global_to_shared(
-        of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride
+        of_stage.slice(0, ROWS), x_scales + x_scale_at + i * group_stride, real_lines
     )
     async_copy.async_copy_global_to_shared(
         of_stage.slice(WEIGHT_LINE, LINES), weight_scales + weight_scale_at + i

@@ -136,7 +136,6 @@ def _few_rows(
                     COLUMNS,
                     ROWS,
                     LAG,
-                    True,
                 ),
             ),
         ],

@@ -25,6 +25,7 @@ from mla_router.worker.kernels.moe.align import Blocks
 from mla_router.worker.kernels.moe.expert_ring import arguments, constants, produce, programs
 from mla_router.worker.kernels.moe.gemm_programs import block_and_column
 from mla_router.worker.kernels.moe.tiling import Tile
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.weight import Quantized, Weight
 
@@ -80,6 +81,7 @@ def _launch(
         CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=4,
+        **launch_options(),
     )
 
 
@@ -143,7 +145,6 @@ def _grouped(
                     COLUMNS,
                     ROWS // 2,
                     LAG,
-                    False,
                 ),
             ),
         ],
@@ -162,69 +163,92 @@ def _consume(
 ):
     """Multiplies the first or the last half of the rows of each tile, and stores the results."""
     ring, work, results = operands
-    weights, rows, scales, full, empty = ring
+    weights, rows, _scales, _full, _empty = ring
     pairs, _experts, block_count, num_pairs, group_m = work
     out, out_scales, out_group_stride = results
     GATED: gl.constexpr = out_scales is not None
-    STAGES: gl.constexpr = rows.shape[0]
     ROWS: gl.constexpr = rows.shape[1]
     OUTPUTS: gl.constexpr = weights.shape[1]
     DEPTH: gl.constexpr = weights.shape[2]
     STEPS: gl.constexpr = INPUTS // DEPTH
     PART: gl.constexpr = ROWS // 2
     product: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
-    of_rows: gl.constexpr = gl.SliceLayout(1, product)
+    wait_for_previous()
     count = gl.load(block_count)
     step = 0
     tile = gl.program_id(0)
-    nothing = gl.zeros([PART, OUTPUTS], gl.float32, product)
     while tile < count * COLUMNS:
         block, column = block_and_column(tile, count, COLUMNS, group_m)
-        first = gl.zeros([PART, OUTPUTS], gl.float32, product)
-        second = gl.zeros([PART, OUTPUTS], gl.float32, product)
-        for _ in range(STEPS):
-            stage = step % STAGES
-            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            operand = rows.index(stage).slice(HALF * PART, PART)
-            part = warpgroup_mma(
-                operand,
-                weights.index(2 * stage).permute((1, 0)),
-                nothing,
-                use_acc=False,
-                is_async=True,
-            )
-            of_stage = scales.index(stage)
-            x_scale = of_stage.slice(HALF * PART, PART).load(of_rows)
-            first_scale = of_stage.slice(ROWS, PART).load(of_rows) * x_scale
-            second_scale = of_stage.slice(ROWS + PART, PART).load(of_rows) * x_scale
-            part = warpgroup_mma_wait(0, deps=[part])
-            first += part * gl.expand_dims(first_scale, 1)
-            part = warpgroup_mma(
-                operand,
-                weights.index(2 * stage + 1).permute((1, 0)),
-                nothing,
-                use_acc=False,
-                is_async=True,
-            )
-            part = warpgroup_mma_wait(0, deps=[part])
-            mbarrier.arrive(empty.index(stage))
-            second += part * gl.expand_dims(second_scale, 1)
-            step += 1
-        if GATED:
-            _store_gated(
-                first,
-                second,
-                out,
-                out_scales + column * out_group_stride,
-                block * ROWS + HALF * PART,
-                column,
-                COLUMNS,
-            )
-        else:
-            at = pairs + block * ROWS + HALF * PART
-            _store_rows(first, out, at, num_pairs, column * 2 * OUTPUTS, OUTPUTS_OF_EXPERT)
-            _store_rows(second, out, at, num_pairs, (column * 2 + 1) * OUTPUTS, OUTPUTS_OF_EXPERT)
+        row = block * ROWS + HALF * PART
+        if gl.load(pairs + row) < num_pairs:
+            step, first, second = _multiply(ring, step, HALF, STEPS, product)
+            if GATED:
+                to_scales = out_scales + column * out_group_stride
+                _store_gated(first, second, out, to_scales, row, column, COLUMNS)
+            else:
+                at = pairs + row
+                left = column * 2 * OUTPUTS
+                _store_rows(first, out, at, num_pairs, left, OUTPUTS_OF_EXPERT)
+                _store_rows(second, out, at, num_pairs, left + OUTPUTS, OUTPUTS_OF_EXPERT)
+        else:  # a half of padding
+            step = _release(ring, step, STEPS)
         tile += gl.num_programs(0)
+
+
+@gluon.jit
+def _multiply(ring, step, HALF: gl.constexpr, STEPS: gl.constexpr, product: gl.constexpr):
+    """Returns the step after a tile, and the sums of half of its rows for both weight tiles."""
+    weights, rows, scales, full, empty = ring
+    STAGES: gl.constexpr = rows.shape[0]
+    ROWS: gl.constexpr = rows.shape[1]
+    OUTPUTS: gl.constexpr = weights.shape[1]
+    PART: gl.constexpr = ROWS // 2
+    of_rows: gl.constexpr = gl.SliceLayout(1, product)
+    nothing = gl.zeros([PART, OUTPUTS], gl.float32, product)
+    first = gl.zeros([PART, OUTPUTS], gl.float32, product)
+    second = gl.zeros([PART, OUTPUTS], gl.float32, product)
+    for _ in range(STEPS):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        operand = rows.index(stage).slice(HALF * PART, PART)
+        part = warpgroup_mma(
+            operand,
+            weights.index(2 * stage).permute((1, 0)),
+            nothing,
+            use_acc=False,
+            is_async=True,
+        )
+        of_stage = scales.index(stage)
+        x_scale = of_stage.slice(HALF * PART, PART).load(of_rows)
+        first_scale = of_stage.slice(ROWS, PART).load(of_rows) * x_scale
+        second_scale = of_stage.slice(ROWS + PART, PART).load(of_rows) * x_scale
+        part = warpgroup_mma_wait(0, deps=[part])
+        first += part * gl.expand_dims(first_scale, 1)
+        part = warpgroup_mma(
+            operand,
+            weights.index(2 * stage + 1).permute((1, 0)),
+            nothing,
+            use_acc=False,
+            is_async=True,
+        )
+        part = warpgroup_mma_wait(0, deps=[part])
+        mbarrier.arrive(empty.index(stage))
+        second += part * gl.expand_dims(second_scale, 1)
+        step += 1
+    return step, first, second
+
+
+@gluon.jit
+def _release(ring, step, STEPS: gl.constexpr):
+    """Releases the stages of a tile, once they are full, and returns the step after it."""
+    _weights, rows, _scales, full, empty = ring
+    STAGES: gl.constexpr = rows.shape[0]
+    for _ in range(STEPS):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        mbarrier.arrive(empty.index(stage))
+        step += 1
+    return step
 
 
 @gluon.jit
