@@ -58,9 +58,9 @@ MAX_SHARED_INPUTS = 4096
 # Each pair of up to this many tokens streams its weights, if the model has this many experts for each token or more:
 # then tokens rarely share experts
 MAX_PAIRED_TOKENS, EXPERTS_OF_PAIRS = 3, 16
-# Of an expert: up to FEW_ROWS with few inputs, and from MANY_ROWS on, Hopper's kernels are faster (on an H200 and an H100)
-MAX_INPUTS_OF_FEW_ROWS = 4096
-FEW_ROWS, MANY_ROWS, MANY_ROWS_OF_WIDE = 24, 80, 200
+# Of an expert: up to FEW_ROWS, and from MANY_ROWS on, with many inputs from fewer on, Hopper's kernels are faster (on an H200)
+FEW_ROWS, MANY_ROWS, MANY_ROWS_OF_WIDE = 24, 60, 40
+WIDE_INPUTS = 4096
 
 
 def takes(x: Activations, gate_up: Weight, down: Weight) -> bool:
@@ -208,9 +208,8 @@ def hopper_rows(gate_up: Weight, down: Weight) -> HopperRows:
     """Returns the rows for which Hopper's kernels are faster for experts with these weights."""
     if not has_whole_tiles(gate_up, down):
         return NO_ROWS
-    if gate_up.values.shape[2] <= MAX_INPUTS_OF_FEW_ROWS:
-        return HopperRows(FEW_ROWS, MANY_ROWS)
-    return HopperRows(0, MANY_ROWS_OF_WIDE)
+    is_wide = gate_up.values.shape[2] > WIDE_INPUTS
+    return HopperRows(FEW_ROWS, MANY_ROWS_OF_WIDE if is_wide else MANY_ROWS)
 
 
 def quantized_tiling(
