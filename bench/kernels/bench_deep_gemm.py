@@ -94,7 +94,7 @@ def grouped(
     ids = torch.rand(tokens, EXPERTS, device="cuda").topk(TOP_K).indices.int()
     blocks = blocks_for(ids, EXPERTS, ROWS)
     assert blocks.pairs is not None and blocks.experts is not None and blocks.count is not None
-    tiling = quantized_tiling(tokens, TOP_K, EXPERTS, hopper=HopperRows(few=0, many=1))
+    tiling = quantized_tiling(tokens, TOP_K, EXPERTS, hopper=HopperRows(least=0, few=0, many=1))
     pairs = blocks.pairs[: int(blocks.count) * ROWS]
     real = pairs < ids.numel()
     owners = blocks.experts[: int(blocks.count)].repeat_interleave(ROWS)

@@ -150,7 +150,7 @@ def test_cpu_multiplies_the_numbers_of_the_kernels(
 def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
     """The numbers of rows that decide are those of an expert, whichever rank has it. Few tokens rarely share experts."""
     assert [quantized_tiling(3, 8, experts).rows for experts in (256, 48, 47, 8)] == [1, 1, 16, 16]
-    tiles = [quantized_tiling(128, 8, experts, HopperRows(0, 80)) for experts in (256, 32, 8)]
+    tiles = [quantized_tiling(128, 8, experts, HopperRows(0, 0, 80)) for experts in (256, 32, 8)]
     assert [tiling.rows for tiling in tiles] == [16, 64, 128]
     draw = torch.Generator().manual_seed(2)
     gate_up = drawn_weight(2, 512, HIDDEN, block=(128, 128))

@@ -58,8 +58,6 @@ MAX_SHARED_INPUTS = 4096
 # Each pair of up to this many tokens streams its weights, if the model has this many experts for each token or more:
 # then tokens rarely share experts
 MAX_PAIRED_TOKENS, EXPERTS_OF_PAIRS = 3, 16
-# Of an expert: up to FEW_ROWS, and from MANY_ROWS on, with many inputs from fewer on, Hopper's kernels are faster (on an H200)
-FEW_ROWS, MANY_ROWS, MANY_ROWS_OF_WIDE = 24, 60, 40
 WIDE_INPUTS = 4096
 
 
@@ -195,21 +193,23 @@ def _is_of_hopper(tiling: MoeTiling) -> bool:
 
 
 class HopperRows(NamedTuple):
-    """Rows of an expert for which Hopper's kernels are faster: up to `few`, and from `many` on."""
+    """Rows of an expert, in the mean, for which Hopper's kernels are faster: from `least` to `few`, and from `many` on."""
 
+    least: float
     few: float
     many: float
 
 
-NO_ROWS = HopperRows(0, math.inf)
+# Measured on an H200, alone and in steps (docs/design/kernels.md)
+ROWS_OF_NARROW, ROWS_OF_WIDE = HopperRows(0, 24, 60), HopperRows(6, 24, 40)
+NO_ROWS = HopperRows(0, 0, math.inf)
 
 
 def hopper_rows(gate_up: Weight, down: Weight) -> HopperRows:
     """Returns the rows for which Hopper's kernels are faster for experts with these weights."""
     if not has_whole_tiles(gate_up, down):
         return NO_ROWS
-    is_wide = gate_up.values.shape[2] > WIDE_INPUTS
-    return HopperRows(FEW_ROWS, MANY_ROWS_OF_WIDE if is_wide else MANY_ROWS)
+    return ROWS_OF_WIDE if gate_up.values.shape[2] > WIDE_INPUTS else ROWS_OF_NARROW
 
 
 def quantized_tiling(
@@ -222,7 +222,7 @@ def quantized_tiling(
         return MoeTiling(1, gate_up, down=Tile(2, 512, num_warps=2, num_stages=8))
     if tokens * top_k <= 24 * experts:
         rows = 16 if tokens * top_k <= 12 * experts else 32
-        if tokens * top_k <= hopper.few * experts:
+        if hopper.least * experts <= tokens * top_k <= hopper.few * experts:
             return MoeTiling(rows, Tile(128, 128, 1, NUM_WARPS), Tile(64, 128, 1, NUM_WARPS))
         return MoeTiling(rows, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(64, 128, 2, 4, 6))
     if tokens * top_k >= hopper.many * experts:
