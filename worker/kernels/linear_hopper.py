@@ -36,7 +36,7 @@ MAX_ROWS = 64
 FEW_ROWS = 8
 # Numbers of the smallest weight for one row, for FEW_ROWS and for more. Smaller ones are joined with a norm
 # (`norm_linear.py`) or streamed by programs of few outputs (`linear.py`, `few_rows.py`), and one row of FEW_INPUTS as well
-SMALLEST_OF_ONE, SMALLEST_OF_FEW, SMALLEST = 6144 * 4096, 1 << 24, 1 << 22
+SMALLEST_OF_ONE, SMALLEST_OF_FEW, SMALLEST = 6144 * 4096, 12 << 20, 1 << 22
 FEW_INPUTS = 2048
 # Of a program that has a multiprocessor to itself: the kernels between two products fit beside it
 RING_BYTES = 200 << 10
