@@ -60,12 +60,23 @@ def layout() -> StepLayout:
     return StepLayout(page_table, 4, empty, empty.int(), 0, CHUNKS)
 
 
+def own_rows(layout: StepLayout, cache: Tensor) -> Tensor:
+    """Returns the rows of the chunks' tokens in `cache`."""
+    rows = [
+        cache[layout.page_table[chunk.slot].long()].flatten(0, 1)[chunk.start : chunk.end]
+        for chunk in layout.chunks
+    ]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("chunks", [CHUNKS, (ChunkExtent(2, 0, 9), ChunkExtent(0, 0, 6))])
 @pytest.mark.parametrize("most_keys", [1000, 40, 7, 1])
-def test_latents(layout: StepLayout, most_keys: int) -> None:
+def test_latents(layout: StepLayout, most_keys: int, chunks: tuple[ChunkExtent, ...]) -> None:
+    layout = replace(layout, chunks=chunks)
     cache = torch.randn(33, 4, RANK + ROPE)
     weight = torch.randn(HEADS * (NOPE + VALUE), RANK)
     q = torch.randn(15, HEADS, NOPE + ROPE)
-    own = torch.full((15, RANK + ROPE), float("nan"))  # not read: the cache has these rows
+    own = own_rows(layout, cache)
     expanded: list[int] = []
 
     def expand(latent: Tensor) -> Tensor:
@@ -81,7 +92,7 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
         step.mla_prefill(q, own, cache, expand, results[-1], kv_lora_rank=RANK)
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
     whole, *passes = expanded
-    assert sum(passes) == whole == 46
+    assert sum(passes) == whole == sum(chunk.end for chunk in chunks)
     assert max(passes) <= max(most_keys, len(q))
 
 
@@ -135,7 +146,8 @@ def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
         return out
 
     own = cache.flatten(0, 1)[locations]
-    expected = attend(plain(LATENTS).plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
+    unread = torch.full_like(own[:NEW], torch.nan)  # the reference reads the cache
+    expected = attend(plain(LATENTS).plan(layout), q[:NEW], unread)
     # Padding rows may have any values: the rows of the prompt do not attend to them
     own[NEW:].uniform_(-99, 99)
     got = attend(ours.plan_prefill_graph(planned)(locations), q, own)

@@ -27,6 +27,9 @@ def test_every_key_once(spans: list[tuple[int, int]], max_keys: int, window: int
         assert one.work.key_starts.tolist()[-1] == one.work.num_keys
         assert one.work.num_queries == new
         firsts = one.first_rows.tolist()
+        own = [(extent.start, extent.length) for extent in extents]
+        keys_of = [keys for _, keys in one.work.extents]
+        assert one.has_own_keys == (list(zip(firsts, keys_of, strict=True)) == own)
         for i, (queries, keys) in enumerate(one.work.extents):
             assert queries == extents[i].length
             seen[i] += range(firsts[i], firsts[i] + keys)

@@ -25,6 +25,7 @@ class Pass:
     work: PrefillWork
     slots: Tensor  # [C] int32
     first_rows: Tensor  # [C] int32, index of the first key in its request
+    has_own_keys: bool  # the keys are those of the queries' tokens, and no others
 
 
 def plan_passes(
@@ -39,6 +40,7 @@ def plan_passes(
     tokens, then passes over up to `max_keys` keys of the prefixes each. Keys before the `window` of a chunk's first query
     are in no pass. `heads`: query heads; `block_queries`: as of `prefill_tables`."""
     tabled = partial(prefill_tables, heads=heads, window=window, block_queries=block_queries)
+    starts = [chunk.start for chunk in chunks]
     begins = [chunk.first_key(window) for chunk in chunks]
     extents = [(chunk.length, chunk.end - at) for chunk, at in zip(chunks, begins, strict=True)]
     if sum(keys for _, keys in extents) <= max_keys:
@@ -46,8 +48,8 @@ def plan_passes(
     else:
         own = [(chunk.length, chunk.length) for chunk in chunks]
         tables = [tabled(own)]
-        firsts = [[chunk.start for chunk in chunks]]
-        prefixes = [chunk.start - at for chunk, at in zip(chunks, begins, strict=True)]
+        firsts = [starts]
+        prefixes = [start - at for start, at in zip(starts, begins, strict=True)]
         for first, keys in _split(prefixes, max_keys):
             span = [(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)]
             after = [size - i - n for size, i, n in zip(prefixes, first, keys, strict=True)]
@@ -62,6 +64,7 @@ def plan_passes(
             PrefillWork.of(table, *rest[3 * i : 3 * i + 2]),
             slots,
             rest[3 * i + 2],
+            has_own_keys=i == 0 and firsts[0] == starts,
         )
         for i, table in enumerate(tables)
     ]

@@ -162,7 +162,10 @@ class TritonAttention:
             merge_states(out, lse, *attend(over, None))
 
     def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:
-        """Returns the latents of the keys of a pass, in the dtype of `own`: those of the step's rows."""
+        """Returns the latents of the keys of a pass, in the dtype of `own`: those of the step's rows, with the numbers that
+        the cache has (`rope_kv_write`, in_place)."""
+        if over.has_own_keys:
+            return own
         return self._rows(cache, over, own.dtype, KVScales(scales.keys, scales.keys), 0)
 
     def _rows(
@@ -191,11 +194,6 @@ class PrefillGraphAttention(TritonAttention):
     ) -> None:
         super().__init__(layout, spec, None, passes)
         self._locations = locations
-
-    def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:
-        del cache, scales  # `own` has the numbers that the cache has (`rope_kv_write`, in_place)
-        assert over.work.num_keys == len(own), f"{over.work.num_keys} keys, {len(own)} rows"
-        return own
 
     def _rows(
         self, cache: Tensor, over: Pass, dtype: torch.dtype, scales: KVScales, value_column: int
