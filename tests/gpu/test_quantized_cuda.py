@@ -11,7 +11,7 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.kernels.moe.quantized_experts import quantized_experts
-from mla_router.worker.kernels.moe.quantized_gemm_hopper import NUM_WARPS
+from mla_router.worker.kernels.moe.quantized_gemm_hopper import NUM_WARPS, ROWS
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile
 from mla_router.worker.kernels.quantize import (
@@ -242,6 +242,21 @@ def test_few_rows_of_an_expert(tokens: int, rows: int) -> None:
         for tiling in (of_hopper, of_triton)
     )
     assert relative_error(got, expected.double()) < EXACT
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("tokens", [2, 40, 200, 900])
+def test_padding_of_blocks_of_many_rows(tokens: int, skips: bool) -> None:
+    """Rows of Hopper's blocks that no token has, up to whole halves, change no result."""
+    gate_up, down = experts(FP8, (128, 128))
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, device="cuda")
+    weights, ids = moe_routing(logits, RoutingRule(TOP_K, "softmax"))
+    down_tile = Tile(256, 128, 8, NUM_WARPS, 4, skips)
+    tiling = MoeTiling(ROWS, Tile(128, 128, 16, NUM_WARPS, 4, skips), down_tile)
+    got = quantized_experts(x, gate_up, down, weights, ids, tiling=tiling)
+    expected = in_float64(x, gate_up, down, weights, ids)
+    assert relative_error(got, expected) < 2 * ROUNDED[FP8]
 
 
 def test_idle_rows_have_no_expert() -> None:

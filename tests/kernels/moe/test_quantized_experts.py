@@ -152,6 +152,8 @@ def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
     assert [quantized_tiling(3, 8, experts).rows for experts in (256, 48, 47, 8)] == [1, 1, 16, 16]
     tiles = [quantized_tiling(128, 8, experts, HopperRows(0, 0, 80)) for experts in (256, 32, 8)]
     assert [tiling.rows for tiling in tiles] == [16, 64, 128]
+    tilings = [quantized_tiling(1000, 8, experts, HopperRows(0, 0, 80)) for experts in (49, 50)]
+    assert [tiling.down.skips_padding for tiling in tilings] == [False, True]  # 163, 160 rows
     draw = torch.Generator().manual_seed(2)
     gate_up = drawn_weight(2, 512, HIDDEN, block=(128, 128))
     down = drawn_weight(2, HIDDEN, 256)
@@ -165,9 +167,9 @@ def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
 def launches() -> None:
     v2_lite, v3 = (64, 2048, 1408, 6), (256, 7168, 2048, 8)
     for (experts, hidden, width, top_k), dtype, counts in (
-        (v2_lite, FP8, (1, 8, 200, 512, 4096)),
+        (v2_lite, FP8, (1, 8, 200, 512, 1024, 4096)),
         (v2_lite, INT8, (1, 17)),
-        (v3, FP8, (1, 17, 4096, 8192)),
+        (v3, FP8, (1, 17, 256, 4096, 8192)),
     ):
         gate_up = meta_weight(experts, 2 * width, hidden, dtype)
         down = meta_weight(experts, hidden, width, dtype)

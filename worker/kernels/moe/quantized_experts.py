@@ -202,6 +202,8 @@ class HopperRows(NamedTuple):
 
 # Measured on an H200, alone and in steps (docs/design/kernels.md)
 ROWS_OF_NARROW, ROWS_OF_WIDE = HopperRows(0, 24, 60), HopperRows(6, 24, 40)
+# Up to these rows of an expert most weights have one block. Blocks with common weights must keep pace, or L2 loses them
+SKIPPING_ROWS = 160
 NO_ROWS = HopperRows(0, 0, math.inf)
 
 
@@ -226,5 +228,7 @@ def quantized_tiling(
             return MoeTiling(rows, Tile(128, 128, 1, NUM_WARPS), Tile(64, 128, 1, NUM_WARPS))
         return MoeTiling(rows, gate_up=Tile(128, 128, 8, 4, 3), down=Tile(64, 128, 2, 4, 6))
     if tokens * top_k >= hopper.many * experts:
-        return MoeTiling(ROWS, Tile(128, 128, 16, NUM_WARPS, 4), Tile(256, 128, 8, NUM_WARPS, 4))
+        skips = tokens * top_k <= SKIPPING_ROWS * experts
+        gate_up = Tile(128, 128, 16, NUM_WARPS, 4, skips)
+        return MoeTiling(ROWS, gate_up, down=Tile(256, 128, 8, NUM_WARPS, 4, skips))
     return MoeTiling(64, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 64, 2, 4, 4))

@@ -80,6 +80,7 @@ def _launch(
         LAG=LAG,
         CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        SKIPS=tile.skips_padding,
         num_warps=4,
         **launch_options(),
     )
@@ -110,6 +111,7 @@ def _grouped(
     LAG: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
+    SKIPS: gl.constexpr,
 ):
     """With `out_scales` the rows of x are tokens', and the outputs of gate and up become one. Otherwise they are the
     blocks' rows, and x is a descriptor of their tiles. Two weight tiles of a step are next to each other in the
@@ -132,8 +134,8 @@ def _grouped(
     sources = x, weight, x_scales, weight_scales, row_stride, group_stride
     gl.warp_specialize(
         [
-            (_consume, (operands, 0, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
-            (_consume, (operands, 1, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS)),
+            (_consume, (operands, 0, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS, SKIPS)),
+            (_consume, (operands, 1, INPUTS, OUTPUTS_OF_EXPERT, COLUMNS, SKIPS)),
             (
                 produce,
                 (
@@ -160,8 +162,10 @@ def _consume(
     INPUTS: gl.constexpr,
     OUTPUTS_OF_EXPERT: gl.constexpr,
     COLUMNS: gl.constexpr,
+    SKIPS: gl.constexpr,
 ):
-    """Multiplies the first or the last half of the rows of each tile, and stores the results."""
+    """Multiplies the first or the last half of the rows of each tile, and stores the results. SKIPS: not if all are
+    padding."""
     ring, work, results = operands
     weights, rows, _scales, _full, _empty = ring
     pairs, _experts, block_count, num_pairs, group_m = work
@@ -180,7 +184,10 @@ def _consume(
     while tile < count * COLUMNS:
         block, column = block_and_column(tile, count, COLUMNS, group_m)
         row = block * ROWS + HALF * PART
-        if gl.load(pairs + row) < num_pairs:
+        is_real = True
+        if SKIPS:
+            is_real = gl.load(pairs + row) < num_pairs
+        if is_real:
             step, first, second = _multiply(ring, step, HALF, STEPS, product)
             if GATED:
                 to_scales = out_scales + column * out_group_stride
@@ -190,7 +197,7 @@ def _consume(
                 left = column * 2 * OUTPUTS
                 _store_rows(first, out, at, num_pairs, left, OUTPUTS_OF_EXPERT)
                 _store_rows(second, out, at, num_pairs, left + OUTPUTS, OUTPUTS_OF_EXPERT)
-        else:  # a half of padding
+        else:
             step = _release(ring, step, STEPS)
         tile += gl.num_programs(0)
 

@@ -17,13 +17,15 @@ from mla_router.worker.kernels.tuned import TunedTile, kind_of, moe_tables
 @dataclass(frozen=True)
 class Tile:
     """The tile of one kernel: outputs and inputs of a weight in one step, blocks of rows that share weights in L2, warps
-    of a program, and steps whose loads are under way at once."""
+    of a program, and steps whose loads are under way at once. `skips_padding`: Hopper's kernel of many rows does not
+    multiply halves of blocks that are padding."""
 
     block_n: int
     block_k: int
     group_m: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    skips_padding: bool = False
 
 
 @dataclass(frozen=True)
