@@ -10,8 +10,9 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.capacity import image_sizes, plan_capacity
+from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.kernels.comm.group import Group
+from mla_router.worker.kv_cache.spec import own_window
 from mla_router.worker.model.config.read import read_config
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -29,11 +30,20 @@ class RanksWithRoom(Group):
         return torch.cat((x, torch.tensor(self.others)), dim)
 
 
-def planned(folder: Path, name: str, device: torch.device = CPU, **flags: Any) -> Capacity:
+def planned(
+    folder: Path,
+    name: str,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.bfloat16,
+    group: Group | None = None,
+    working_bytes: int = 0,
+    **flags: Any,
+) -> Capacity:
     write_tiny_model(folder, **CONFIGS[name])
-    group = flags.pop("group", None)
     config = WorkerConfig(str(folder), **flags)
-    return plan_capacity(config, read_config(folder), torch.bfloat16, device, group=group)
+    specs = read_config(folder).kv_cache_specs(dtype)
+    empty = capacity_without_pages(config, 2048, own_window(specs), device)
+    return plan_capacity(config, empty, specs, device, working_bytes=working_bytes, group=group)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +55,12 @@ def planned(folder: Path, name: str, device: torch.device = CPU, **flags: Any) -
 def test_the_memory_of_a_step_comes_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: int
 ) -> None:
-    write_tiny_model(tmp_path, **CONFIGS[name])
-    model = read_config(tmp_path)
     free = 6 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 10 * GIB))
 
     def cache_bytes(working: int, fraction: float = 0.8) -> int:
-        config = WorkerConfig(str(tmp_path), mem_fraction_static=fraction, page_size=1)
-        capacity = plan_capacity(
-            config, model, torch.bfloat16, torch.device("cuda"), working_bytes=working
-        )
+        flags: dict[str, Any] = {"mem_fraction_static": fraction, "page_size": 1}
+        capacity = planned(tmp_path, name, CUDA, working_bytes=working, **flags)
         return capacity.max_total_tokens * values * 2  # bfloat16
 
     assert 4 * GIB - 1000 < cache_bytes(0) <= 4 * GIB  # 20% of 10 GiB stay free
@@ -86,10 +92,9 @@ def test_memory_of_other_processes_is_named(
 
 
 def test_half_of_the_layers_keep_a_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_tiny_model(tmp_path, **CONFIGS["gemma2"])
-    config = WorkerConfig(str(tmp_path), max_total_tokens=1024, page_size=16)
+    flags = {"max_total_tokens": 1024, "page_size": 16}
     with caplog.at_level("INFO"):
-        capacity = plan_capacity(config, read_config(tmp_path), torch.float32, torch.device("cpu"))
+        capacity = planned(tmp_path, "gemma2", dtype=torch.float32, **flags)
     assert (capacity.num_pages, capacity.window) == (2 * 1024 // 16, 24)
     # 1,024 and 24 tokens of two layers of 2 KV heads, 16 wide, in float32
     assert "524 bytes a token in a request of 1024, 51%" in caplog.text
@@ -142,11 +147,16 @@ def test_drafts_are_further_tokens_of_a_row(tmp_path: Path) -> None:
 
 
 def test_room_for_images() -> None:
-    assert image_sizes(CPU, 4096, takes_images=False) == {}
-    on_cpu, on_gpu = (image_sizes(device, 1 << 20, takes_images=True) for device in (CPU, CUDA))
-    assert (on_cpu["image_tiles"], on_gpu["image_tiles"]) == (1, 8)
-    assert on_cpu["image_tokens"] == on_gpu["image_tokens"] == 1 << 20  # those of one prompt
-    assert image_sizes(CUDA, 4096, takes_images=True)["image_tokens"] == 1 << 16
+    def capacity(device: torch.device, context: int, takes_images: bool = True) -> Capacity:
+        return capacity_without_pages(
+            WorkerConfig(), context, None, device, takes_images=takes_images
+        )
+
+    assert capacity(CPU, 4096, takes_images=False).image_tokens == 0
+    on_cpu, on_gpu = capacity(CPU, 1 << 20), capacity(CUDA, 1 << 20)
+    assert (on_cpu.image_tiles, on_gpu.image_tiles) == (1, 8)
+    assert on_cpu.image_tokens == on_gpu.image_tokens == 1 << 20  # those of one prompt
+    assert capacity(CUDA, 4096).image_tokens == 1 << 16
 
 
 def test_a_cache_beyond_the_memory_of_the_machine_is_refused(tmp_path: Path) -> None:

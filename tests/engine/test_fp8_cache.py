@@ -11,7 +11,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine import supported
-from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.supported import check_device
@@ -100,10 +100,12 @@ def test_twice_the_tokens_in_the_same_memory(
 ) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6 << 30, 10 << 30))
-    config, tokens = WorkerConfig(str(tmp_path), page_size=1), []
+    config, gpu, tokens = WorkerConfig(str(tmp_path), page_size=1), torch.device("cuda"), []
+    empty = capacity_without_pages(config, 128, None, gpu)
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        specs = read_config(tmp_path).kv_cache_specs(dtype)
         with caplog.at_level("INFO"):
-            capacity = plan_capacity(config, read_config(tmp_path), dtype, torch.device("cuda"))
+            capacity = plan_capacity(config, empty, specs, gpu)
         tokens.append(capacity.max_total_tokens)
     assert tokens[1] == pytest.approx(2 * tokens[0], abs=1)
     assert f"KV cache: float8_e4m3fn, {tokens[1]} tokens" in caplog.text

@@ -12,7 +12,7 @@ import torch
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy
-from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.engine import ForwardOutput
 from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
@@ -108,5 +108,6 @@ def repeat(
 def pages_with(group: Group, tokens: Sequence[int]) -> int:
     """Returns the number of pages if each rank has room for a different number of tokens."""
     config = WorkerConfig(max_total_tokens=tokens[group.rank], page_size=16)
-    model = read_config(config.folder)
-    return plan_capacity(config, model, torch.float32, CPU, group=group).num_pages
+    specs = read_config(config.folder).kv_cache_specs(torch.float32)
+    empty = capacity_without_pages(config, 128, None, CPU)
+    return plan_capacity(config, empty, specs, CPU, group=group).num_pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,12 +11,9 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.host_limits import usable_memory
 from mla_router.worker.kernels.comm.group import Group
-from mla_router.worker.kv_cache.spec import bytes_per_token, own_window
-from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.context_length import choose_context_length
+from mla_router.worker.kv_cache.spec import KVCacheSpec, bytes_per_token
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +40,18 @@ class _Room(NamedTuple):
 
 def plan_capacity(
     config: WorkerConfig,
-    model: ModelConfig,
-    kv_cache_dtype: torch.dtype,
+    empty: Capacity,
+    specs: Sequence[KVCacheSpec],
     device: torch.device,
     *,
     working_bytes: int = 0,
     group: Group | None = None,
-    takes_images: bool = False,
-    new_drafter: NewDrafter | None = None,
 ) -> Capacity:
-    """Sizes the KV cache, with the rows of a drafter, and the batch. On a GPU, memory in use and the KV cache together
-    take `mem_fraction_static` of the memory, and leave at least `working_bytes` for the steps. All ranks of `group` get
-    the size of the rank with the least room. Raises ConfigError if not even one page fits."""
-    context_length = choose_context_length(config, model)
-    specs = model.kv_cache_specs(kv_cache_dtype)
-    if new_drafter is not None:
-        specs += new_drafter.kv_cache_specs(kv_cache_dtype)
-    token_bytes, window = bytes_per_token(specs), own_window(specs)
-    kinds = 1 if window is None else 2
+    """Returns `empty`, of `capacity_without_pages`, with the pages that fit. `specs`: the rows of all layers, also of a
+    drafter. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of the memory, and leave at
+    least `working_bytes` for the steps. All ranks of `group` get the size of the rank with the least room. Raises
+    ConfigError if not even one page fits."""
+    token_bytes, kinds = bytes_per_token(specs), empty.page_kinds
     if device.type == "cpu":
         room = _room_on_cpu(config, token_bytes, kinds)
     else:
@@ -72,11 +64,8 @@ def plan_capacity(
         raise ConfigError(
             f"no room for KV cache ({token_bytes} bytes a token){room.reason}; raise {room.remedy}, or lower --page-size"
         )
-    capacity = replace(
-        capacity_without_pages(config, context_length, window, device, takes_images=takes_images),
-        num_pages=num_pages,
-    )
-    _log_size(capacity, kv_cache_dtype, token_bytes)
+    capacity = replace(empty, num_pages=num_pages)
+    _log_size(capacity, specs[0].dtype, token_bytes)
     return capacity
 
 
@@ -152,24 +141,17 @@ def capacity_without_pages(
     window: int | None,
     device: torch.device,
     *,
-    takes_images: bool,
+    takes_images: bool = False,
 ) -> Capacity:
-    """Returns the capacity of an engine whose KV cache has no pages yet."""
+    """Returns the capacity of an engine whose KV cache has no pages yet. `window`: as of `own_window`."""
     return Capacity(
         0,
         config.page_size,
         config.max_running_requests,
         context_length,
         window=window,
-        **image_sizes(device, context_length, takes_images=takes_images),
+        image_tokens=max(_IMAGE_TOKENS, context_length) if takes_images else 0,
+        image_tiles=_IMAGE_TILES if takes_images and device.type != "cpu" else 1,
         tokens_per_row=1 + config.num_drafts,
         tree=config.tree,
     )
-
-
-def image_sizes(device: torch.device, context_length: int, *, takes_images: bool) -> dict[str, int]:
-    """Returns the fields of a Capacity that are about images."""
-    if not takes_images:
-        return {}
-    tiles = 1 if device.type == "cpu" else _IMAGE_TILES
-    return {"image_tokens": max(_IMAGE_TOKENS, context_length), "image_tiles": tiles}

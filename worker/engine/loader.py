@@ -86,16 +86,13 @@ def load_engine(
     if model.vision is not None and sizes.decode:  # graphs are on
         sizes = replace(sizes, tiles=range(1, MAX_TILES + 1))
     new_drafter = load_drafter(config, model, whole)
-    plan = partial(
-        plan_capacity,
-        config,
-        model.config,
-        kv_cache_dtype,
-        device,
-        group=groups.attention,
-        takes_images=model.vision is not None,
-        new_drafter=new_drafter,
+    specs = model.config.kv_cache_specs(kv_cache_dtype)
+    if new_drafter is not None:
+        specs += new_drafter.kv_cache_specs(kv_cache_dtype)
+    empty = capacity_without_pages(
+        config, context_length, own_window(specs), device, takes_images=model.vision is not None
     )
+    plan = partial(plan_capacity, config, empty, specs, device, group=groups.attention)
     new_engine = partial(
         Engine,
         model,
@@ -107,15 +104,8 @@ def load_engine(
     )
     if device.type == "cpu":
         return new_engine(plan())
-    without_pages = capacity_without_pages(
-        config,
-        context_length,
-        own_window(model.config.kv_cache_specs(kv_cache_dtype)),
-        device,
-        takes_images=model.vision is not None,
-    )
     working = measure_working_memory(
-        new_engine, without_pages, prefill_tokens=config.max_prefill_tokens, graph_sizes=sizes
+        new_engine, empty, prefill_tokens=config.max_prefill_tokens, graph_sizes=sizes
     )
     _log_memory(model, working)
     engine = new_engine(plan(working_bytes=working.total))
