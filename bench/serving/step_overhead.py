@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import multiprocessing
 import os
 import random
@@ -25,10 +24,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -62,6 +62,27 @@ PAGE_SIZE = 16
 VOCAB = 1 << 17
 PROMPT_TOKENS = 100
 PHASES = ("receive", "schedule", "launch", "postprocess")
+
+
+class Load(NamedTuple):
+    """Decoding requests, and others that wait for a slot or for memory."""
+
+    rows: int
+    waiting: int = 0
+    for_memory: bool = False
+    ranks: int = 1
+    dp_size: int = 1
+
+
+LOADS = (
+    Load(1),
+    Load(32),
+    Load(256),
+    Load(1024),
+    Load(32, waiting=4096),
+    Load(32, waiting=64, for_memory=True),
+)
+RANK_ROWS = 1, 32, 256  # with several ranks or DP ranks
 
 
 @dataclass
@@ -227,17 +248,9 @@ def requests(
     return [Generate(f"{name}-{i}", [i, *text], sampling) for i in range(count)]
 
 
-def steps(
-    folder: Path,
-    rows: int,
-    waiting: int,
-    for_memory: bool,
-    count: int,
-    ranks: int = 1,
-    dp_size: int = 1,
-) -> dict[str, Any]:
-    """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for
-    memory."""
+def steps(folder: Path, load: Load, count: int) -> dict[str, Any]:
+    """Returns the median microseconds of the phases of a decode step, over `count` steps."""
+    rows, waiting, for_memory, ranks, dp_size = load
     max_tokens = 2 * count + 1000
     pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
     slots = 2 * rows if for_memory else rows
@@ -274,7 +287,7 @@ def steps(
     }
 
 
-def masks_us(folder: Path, rows: int, ranks: int, count: int) -> float:
+def masks_us(folder: Path, rows: int, ranks: int, count: int) -> dict[str, float]:
     """Returns the median microseconds of CPU time in which a call to sample is encoded and sent, with the token bitmasks of
     `rows` rows."""
     memory = MaskMemory.create(max(rows, 1), VOCAB)
@@ -288,7 +301,7 @@ def masks_us(folder: Path, rows: int, ranks: int, count: int) -> float:
         spent.append(time.thread_time_ns() - begin)
         time.sleep(0.01)  # as long as a step: the other ranks have received it
     others.close()
-    return round(statistics.median(spent) / 1000, 1)
+    return {"ranks": ranks, "rows": rows, "masks": round(statistics.median(spent) / 1000, 1)}
 
 
 def throughput(folder: Path, count: int) -> int:
@@ -332,6 +345,14 @@ def cache(count: int, tokens: int) -> dict[str, float]:
     return rates | {"evict": rate(lambda _, __: tree.evict(pages // 2))}
 
 
+def shown(measure: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Prints and returns the result of `measure` in a new folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = measure(Path(folder), *arguments)
+    print(line, flush=True)
+    return line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=2000, help="timed steps of each batch")
@@ -344,47 +365,22 @@ def main() -> None:
         # The load of the machine: shared caches and cores change CPU time, too.
         "load_average": round(os.getloadavg()[0], 1),
     }
-    result["step_us"] = []
     if args.dp_size:
-        for dp_size, rows in itertools.product(args.dp_size, (1, 32, 256)):
-            with tempfile.TemporaryDirectory() as folder:
-                line = steps(Path(folder), rows, 0, False, args.steps, dp_size=dp_size)
-            print(line, flush=True)
-            result["step_us"].append(line)
-        record("step_overhead", result, args.out)
-        return
-    if args.tp_size:
-        result["masks_us"] = []
-        for ranks, rows in itertools.product(args.tp_size, (1, 32, 256)):
-            with tempfile.TemporaryDirectory() as folder:
-                line = steps(Path(folder), rows, 0, False, args.steps, ranks)
-            print(line, flush=True)
-            result["step_us"].append(line)
-        for ranks, rows in itertools.product(args.tp_size, (0, 1, 32, 256)):
-            if ranks == 1:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                spent = masks_us(Path(folder), rows, ranks, 200)
-            line = {"ranks": ranks, "rows": rows, "masks": spent}
-            print(line, flush=True)
-            result["masks_us"].append(line)
-        record("step_overhead", result, args.out)
-        return
-    for rows, waiting, for_memory in (
-        (1, 0, False),
-        (32, 0, False),
-        (256, 0, False),
-        (1024, 0, False),
-        (32, 4096, False),
-        (32, 64, True),
-    ):
+        loads = [Load(rows, dp_size=size) for size in args.dp_size for rows in RANK_ROWS]
+    elif args.tp_size:
+        loads = [Load(rows, ranks=size) for size in args.tp_size for rows in RANK_ROWS]
+    else:
+        loads = list(LOADS)
+    result["step_us"] = [shown(steps, load, args.steps) for load in loads]
+    if args.tp_size and not args.dp_size:
+        sizes = [size for size in args.tp_size if size > 1]
+        result["masks_us"] = [
+            shown(masks_us, rows, size, 200) for size in sizes for rows in (0, *RANK_ROWS)
+        ]
+    if not (args.tp_size or args.dp_size):
         with tempfile.TemporaryDirectory() as folder:
-            line = steps(Path(folder), rows, waiting, for_memory, args.steps)
-        print(line, flush=True)
-        result["step_us"].append(line)
-    with tempfile.TemporaryDirectory() as folder:
-        result["requests_per_s"] = throughput(Path(folder), 20_000)
-    result["cache_per_s"] = {str(tokens): cache(2000, tokens) for tokens in (128, 2048)}
+            result["requests_per_s"] = throughput(Path(folder), 20_000)
+        result["cache_per_s"] = {str(tokens): cache(2000, tokens) for tokens in (128, 2048)}
     record("step_overhead", result, args.out)
 
 
