@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -77,7 +78,7 @@ def measure_working_memory(
     `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
     small = replace(capacity, num_pages=capacity.num_slots)
     engine = new_engine(small)
-    model, device = engine.model, engine.device
+    device = engine.device
     plans = profile_plans(small, prefill_tokens, engine.attention.max_keys)
     warmup_compile(engine, plans, graph_sizes)
     del engine
@@ -85,36 +86,40 @@ def measure_working_memory(
     before = torch.cuda.memory_allocated(device)
     engine = new_engine(small)
     tables = torch.cuda.memory_allocated(device) - before - engine.kv_cache.nbytes
-    step = 0
-    for plan in plans:
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        # Reserved memory includes fragmentation; allocated memory counts a small step that fits into free fragments
-        reserved, allocated = (
-            torch.cuda.memory_reserved(device),
-            torch.cuda.memory_allocated(device),
-        )
-        engine.sample(engine.forward(plan)).wait()
-        step = max(
-            step,
-            torch.cuda.max_memory_reserved(device) - reserved,
-            torch.cuda.max_memory_allocated(device) - allocated,
-        )
-    # The end of the last layer runs outside of the graphs, only for the rows that are needed. Libraries load the kernel of a new
-    # number of rows at its first use.
-    for rows in row_counts(capacity.num_slots):
-        hidden_states = torch.zeros(
-            rows, model.config.hidden_size, dtype=engine.dtype, device=device
-        )
-        group = model.groups.exchange
-        exchange = Exchange(None, group, (rows,) * group.size)
-        model.logits(model.model.finish(hidden_states, hidden_states, exchange=exchange))
-    graphs = _graph_bytes(engine, graph_sizes, device)
+    step = max(_step_bytes(engine, plan) for plan in plans)
+    _run_heads(engine)
+    graphs = _graph_bytes(engine, graph_sizes)
     images = _image_bytes(engine)
     del engine
     _free()
     return WorkingMemory(tables, step, graphs, images)
+
+
+def _step_bytes(engine: Engine, plan: StepPlan) -> int:
+    """Runs a step, and returns the bytes of its activations and sampling."""
+    device = engine.device
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    # Reserved memory includes fragmentation; allocated memory counts a small step that fits into free fragments
+    reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    engine.sample(engine.forward(plan)).wait()
+    return max(
+        torch.cuda.max_memory_reserved(device) - reserved,
+        torch.cuda.max_memory_allocated(device) - allocated,
+    )
+
+
+def _run_heads(engine: Engine) -> None:
+    """Runs the end of the last layer and the head with all numbers of rows. They run outside of the graphs, only for the
+    rows that are needed, and libraries load the kernel of a new number of rows at its first use."""
+    model, group = engine.model, engine.model.groups.exchange
+    for rows in row_counts(engine.capacity.num_slots):
+        hidden_states = torch.zeros(
+            rows, model.config.hidden_size, dtype=engine.dtype, device=engine.device
+        )
+        exchange = Exchange(None, group, (rows,) * group.size)
+        model.logits(model.model.finish(hidden_states, hidden_states, exchange=exchange))
 
 
 def _image_bytes(engine: Engine) -> int:
@@ -140,32 +145,26 @@ def _free() -> None:
     torch.cuda.empty_cache()
 
 
-def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:
+def _graph_bytes(engine: Engine, sizes: GraphSizes) -> int:
     """Returns the bytes of all captured graphs. Graphs of one kind share the memory of the largest, and each needs some
     more, which is measured by capturing the smallest beside the largest."""
 
-    def taken(some: GraphSizes) -> int:
+    def taken(kind: str, some: Sequence[int]) -> int:
         engine.capture_graphs(GraphSizes())
         torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(device)[0]
-        engine.capture_graphs(some)
-        return max(0, free - torch.cuda.mem_get_info(device)[0])
+        free = torch.cuda.mem_get_info(engine.device)[0]
+        alone: dict[str, Any] = {kind: some}
+        engine.capture_graphs(GraphSizes(**alone))
+        return max(0, free - torch.cuda.mem_get_info(engine.device)[0])
 
-    def of_kind(sizes: Sequence[int], only: Callable[[Sequence[int]], GraphSizes]) -> int:
-        if not sizes:
-            return 0
-        largest = taken(only(sizes[-1:]))
-        each = taken(only([sizes[0], sizes[-1]])) - largest if len(sizes) > 1 else 0
-        return largest + max(0, each) * (len(sizes) - 1)
-
-    return (
-        of_kind(sizes.decode, lambda some: GraphSizes(decode=some))
-        + of_kind(sizes.verify, lambda some: GraphSizes(verify=some))
-        + of_kind(sizes.drafts, lambda some: GraphSizes(drafts=some))
-        + of_kind(sizes.piecewise, lambda some: GraphSizes(piecewise=some))
-        + of_kind(sizes.prefill, lambda some: GraphSizes(prefill=some))
-        + of_kind(sizes.tiles, lambda some: GraphSizes(tiles=some))
-    )
+    total = 0
+    for kind, own in sizes.by_kind().items():
+        if not own:
+            continue
+        largest = taken(kind, own[-1:])
+        each = taken(kind, [own[0], own[-1]]) - largest if len(own) > 1 else 0
+        total += largest + max(0, each) * (len(own) - 1)
+    return total
 
 
 def profile_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> list[StepPlan]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,11 @@ class GraphSizes:
     verify: Sequence[int] = ()
     drafts: Sequence[int] = ()
     tiles: Sequence[int] = ()  # numbers of tiles of the vision tower, without padding
+
+    def by_kind(self) -> dict[str, Sequence[int]]:
+        """Returns the sizes of each kind of graph by the name of its field."""
+        names = (field.name for field in fields(self) if field.name != "compiled")
+        return {name: getattr(self, name) for name in names}
 
 
 def decode_sizes(largest: int) -> list[int]:
