@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -65,12 +65,11 @@ def run(
     limit_memory(COMPILE_BYTES)
     with open(source, "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=Order)
-    grammar = order.grammar
     _send(connection, Started(os.getpid()))
     try:
         with _ended_by_close(connection):
             with cpu_limit(order.compile_cpu_s):
-                compiled = compiler.compile(grammar)
+                compiled = compiler.compile(order.grammar)
             with cpu_limit(TRIAL_CPU_S):
                 trial_run(compiled, compiler.vocab_size)
     except GrammarError as error:
@@ -82,7 +81,17 @@ def run(
     threads = min(MAX_THREADS, usable_cores())
     limit_memory(MATCH_BYTES + threads * THREAD_BYTES)
     _send(connection, Compiled(compiler.eos_ids, own_bytes()))
-    filler = BatchFiller(threads)
+
+    def begin() -> Output:
+        return Output(compiler.begin(order.grammar, compiled), forced)
+
+    _serve(connection, begin, masks, BatchFiller(threads))
+
+
+def _serve(
+    connection: socket.socket, begin: Callable[[], Output], masks: np.ndarray, filler: BatchFiller
+) -> None:
+    """Answers the frames of the scheduler. `begin` returns a new output of the grammar."""
     outputs: dict[int, Output] = {}
     allowance = Allowance(STEP_BURST_S)
     while frame := connection.recv(protocol.MAX_FRAME):
@@ -97,9 +106,7 @@ def run(
         begun = time.process_time()
         with cpu_limit(allowance.left):
             if isinstance(message, Open):
-                output = outputs.get(message.key) or Output(
-                    compiler.begin(grammar, compiled), forced
-                )
+                output = outputs.get(message.key) or begin()
                 outputs[message.key] = output
                 allowed = all(output.accept(token) for token in message.tokens)
                 answer: Frame = (
