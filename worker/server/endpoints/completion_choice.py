@@ -41,6 +41,7 @@ class Wanted:
     """The parts of the answers that the client requests."""
 
     n: int  # answers to each prompt
+    computed: int  # answers of which those are the best: `best_of`, or `n`
     details: Details
     echo: bool  # the text begins with the prompt
     no_answer: bool  # the response has only the prompt, not the generated token

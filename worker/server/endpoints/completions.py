@@ -53,7 +53,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = service.check_model(body.model)
     refuse_unsupported(body)
     fill_in(body, service.config)
-    wanted, computed = _wanted(body)
+    wanted = _wanted(body)
     details = wanted.details
     shows_prompt = wanted.echo and details.logprobs is not None
     truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
@@ -63,30 +63,30 @@ async def completions(request: web.Request) -> web.StreamResponse:
         min_tokens=NamedNumber("min_tokens", body.min_tokens),
         seed=NamedNumber("seed", body.seed),
         logprobs=WantedLogprobs(
-            details.wants_logprobs or computed > wanted.n,
+            details.wants_logprobs or wanted.computed > wanted.n,
             details.top,
             1 if shows_prompt or details.prompt_logprobs is not None else None,
         ),
         vocab_size=service.limits.vocab_size,
         response_format=body.response_format,
     )
-    sampling = dataclasses.replace(sampling, n=computed)
+    sampling = dataclasses.replace(sampling, n=wanted.computed)
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     prompts = await read_prompts(
         service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens is not False
     )
     prompts = [truncation.cut(prompt, service.limits, sampling.max_tokens) for prompt in prompts]
-    if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
+    if wanted.computed > wanted.n and len(prompts) * wanted.computed > MAX_PROMPTS:
         raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
-    parts = await _parts(service, prompts, wanted, computed)
+    parts = await _parts(service, prompts, wanted)
     handler = RequestHandler(
         service,
         prompts,
         "prompt",
         sampling,
-        DEFAULT_MAX_TOKENS,
-        cache_key(body.cache_salt, body.extra_key),
-        check_rid(body.rid, len(prompts) * computed),
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        cache_key=cache_key(body.cache_salt, body.extra_key),
+        name=check_rid(body.rid, len(prompts) * wanted.computed),
         replay=replay,
         priority=body.priority,
         trace=trace_of(request.headers, body.request_id),
@@ -98,8 +98,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
         return await _response(handler, parts, wanted, model)
 
 
-def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
-    """Returns the requested parts, and the number of answers to compute for each prompt."""
+def _wanted(body: CompletionRequest) -> Wanted:
+    """Checks the fields about the parts of the answers. Raises InvalidField."""
     n = 1 if body.n is None else body.n
     computed = n if body.best_of is None else body.best_of
     if body.best_of is not None and not n <= computed <= MAX_PROMPTS:
@@ -110,20 +110,22 @@ def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
         )
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise InvalidField("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
-    echo = bool(body.echo)
-    details = Details.of(body, body.logprobs)
-    return Wanted(n, details, echo, no_answer=body.max_tokens == 0), computed
+    return Wanted(
+        n,
+        computed,
+        Details.of(body, body.logprobs),
+        echo=bool(body.echo),
+        no_answer=body.max_tokens == 0,
+    )
 
 
-async def _parts(
-    service: Service, prompts: Sequence[list[int]], wanted: Wanted, computed: int
-) -> list[Part]:
+async def _parts(service: Service, prompts: Sequence[list[int]], wanted: Wanted) -> list[Part]:
     parts = []
     for prompt in prompts:
         shown = ""
         if wanted.echo:
             shown = await asyncio.to_thread(service.tokenizer.decode_shown, prompt)
-        parts += [Part(service.tokenizer, wanted, prompt, shown) for _ in range(computed)]
+        parts += [Part(service.tokenizer, wanted, prompt, shown) for _ in range(wanted.computed)]
     return parts
 
 

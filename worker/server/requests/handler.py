@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
@@ -54,6 +54,7 @@ class RequestHandler:
     prompts: list[list[int]]
     prompt_field: str  # the client's field, for error messages
     sampling: CheckedSampling
+    _: KW_ONLY
     default_max_tokens: int | None = None
     cache_key: str = ""
     name: str | list[str] | None = None  # the client's `rid`: one name, or one for each choice
