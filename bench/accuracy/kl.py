@@ -210,7 +210,7 @@ def started(config: WorkerConfig, **changed: processes.Flag) -> Iterator[str]:
 def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--urls", nargs="+", help="servers; default: two workers are started")
-    parser.add_argument("--api-key", default="", help="of the servers")
+    parser.add_argument("--api-key", help="of the servers")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--num-shots", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=64)
