@@ -7,13 +7,13 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Deserialize;
-use serde_json::json;
-use tokio::sync::mpsc::unbounded_channel;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{
     answer::Answers,
     body::{End, Events, MockBody, engine_died},
-    engine::{self, Finish, Stats},
+    engine::{self, Event, Finish, Stats, Totals},
     fault::{Fault, Garbage, Kind},
     query::{Endpoint, Query},
     settings::{Flavour, Settings},
@@ -66,12 +66,9 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     }
     let settings = &state.settings;
     let is_vllm = settings.flavour == Flavour::Vllm;
-    let now = state.stats();
     match path {
         "/health" if settings.flavour == Flavour::Mla && state.fault.stops_engine() => {
-            let mut stuck = ok(r#"{"status":"stuck"}"#);
-            *stuck.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            stuck
+            json_response(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"stuck"}"#)
         }
         "/health_generate" if is_vllm => refusal(StatusCode::NOT_FOUND, "no such path"),
         "/health" | "/health_generate" | "/ping" => ok("{}"),
@@ -83,22 +80,7 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
             "model_path": settings.model, "tokenizer_path": settings.model, "is_generation": true,
         })
         .to_string()),
-        "/get_server_info" | "/server_info" if !is_vllm => {
-            let mut info = json!({
-                "model_path": settings.model,
-                "served_model_name": settings.model,
-                "max_total_num_tokens": settings.kv_tokens / settings.page_size * settings.page_size,
-                "page_size": settings.page_size,
-                "max_running_requests": settings.max_running_requests,
-                "internal_states": [now],
-            });
-            if settings.flavour == Flavour::Mla {
-                info["boot_id"] = state.boot_id().into();
-                info["in_batch_prefix_sharing"] = settings.in_batch_sharing.into();
-                info["attn_dp_size"] = state.group_size().into();
-            }
-            ok(info.to_string())
-        }
+        "/get_server_info" | "/server_info" if !is_vllm => ok(server_info(state).to_string()),
         "/flush_cache" => {
             state.flush();
             ok(r#"{"success":true}"#)
@@ -107,17 +89,8 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
             Ok(abort) => ok(json!({"aborted": u32::from(state.abort(&abort.rid))}).to_string()),
             Err(error) => refusal(StatusCode::BAD_REQUEST, &error.to_string()),
         },
-        "/metrics" => ok(format!(
-            "{}mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {}\n\
-             mock_cached_tokens_total {}\nmock_completion_tokens_total {}\n",
-            if is_vllm { vllm_figures(settings, &now) } else { String::new() },
-            now.running,
-            now.waiting,
-            now.totals.prompt_tokens,
-            now.totals.cached_tokens,
-            now.totals.completion_tokens,
-        )),
-        "/mock/stats" => ok(json!(now).to_string()),
+        "/metrics" => ok(metrics_page(settings, &state.stats())),
+        "/mock/stats" => ok(json!(state.stats()).to_string()),
         "/mock/fault" => match serde_json::from_slice::<Fault>(body) {
             Ok(fault) => {
                 state.set_fault(fault);
@@ -129,13 +102,39 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     }
 }
 
-/// The page of `/metrics`: the size of the KV cache, which vLLM reports only here, and counts.
-fn vllm_figures(settings: &Settings, now: &Stats) -> String {
-    let (page, pages) = (settings.page_size, settings.kv_tokens / settings.page_size);
-    format!(
-        "vllm:cache_config_info{{block_size=\"{page}\",num_gpu_blocks=\"{pages}\"}} 1.0\n\
-         vllm:prompt_tokens_total {}\nvllm:generation_tokens_total {}\n",
-        now.totals.prompt_tokens, now.totals.completion_tokens,
+fn server_info(state: &State) -> Value {
+    let settings = &state.settings;
+    let mut info = json!({
+        "model_path": settings.model,
+        "served_model_name": settings.model,
+        "max_total_num_tokens": settings.kv_tokens / settings.page_size * settings.page_size,
+        "page_size": settings.page_size,
+        "max_running_requests": settings.max_running_requests,
+        "internal_states": [state.stats()],
+    });
+    if settings.flavour == Flavour::Mla {
+        info["boot_id"] = state.boot_id().into();
+        info["in_batch_prefix_sharing"] = settings.in_batch_sharing.into();
+        info["attn_dp_size"] = state.group_size().into();
+    }
+    info
+}
+
+fn metrics_page(settings: &Settings, now: &Stats) -> String {
+    let Totals { prompt_tokens, cached_tokens, completion_tokens, .. } = now.totals;
+    let mut page = String::new();
+    if settings.flavour == Flavour::Vllm {
+        // vLLM reports the size of its KV cache only here.
+        let (size, pages) = (settings.page_size, settings.kv_tokens / settings.page_size);
+        page = format!(
+            "vllm:cache_config_info{{block_size=\"{size}\",num_gpu_blocks=\"{pages}\"}} 1.0\n\
+             vllm:prompt_tokens_total {prompt_tokens}\nvllm:generation_tokens_total {completion_tokens}\n",
+        );
+    }
+    page + &format!(
+        "mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {prompt_tokens}\n\
+         mock_cached_tokens_total {cached_tokens}\nmock_completion_tokens_total {completion_tokens}\n",
+        now.running, now.waiting,
     )
 }
 
@@ -148,13 +147,33 @@ struct Generating {
 
 impl Generating {
     async fn answer(self, query: &Query, headers: &HeaderMap) -> io::Result<MockResponse> {
-        let state = &self.state;
         let Some(mut answers) = begin(query) else {
             return Ok(refusal(StatusCode::BAD_REQUEST, "continuation: not one of ours"));
         };
-        let is_ours = state.settings.flavour == Flavour::Mla;
+        let is_ours = self.state.settings.flavour == Flavour::Mla;
         answers.replay = is_ours && query.stream && headers.contains_key(REPLAY);
         let (sender, mut events) = unbounded_channel();
+        if let Some(refused) = self.submit(query, &answers, &sender) {
+            return Ok(refused);
+        }
+        drop(sender);
+        if query.stream {
+            return Ok(self.stream(answers, events).await);
+        }
+        while let Some(event) = events.recv().await {
+            answers.add(event);
+        }
+        self.whole(&answers)
+    }
+
+    /// Submits the choices that are not complete. Returns the refusal if one of them is refused.
+    fn submit(
+        &self,
+        query: &Query,
+        answers: &Answers,
+        sender: &UnboundedSender<Event>,
+    ) -> Option<MockResponse> {
+        let state = &self.state;
         for (index, prompt) in query.prompts.iter().enumerate() {
             let choice = &answers.choices[index];
             if choice.finish.is_some() {
@@ -163,11 +182,11 @@ impl Generating {
             let answer = Answer::to(prompt, query.seed);
             let until = query.max_tokens.unwrap_or_else(|| answer.length());
             if !state.fits(prompt.len() + until) {
-                return Ok(refusal(StatusCode::BAD_REQUEST, "longer than the context"));
+                return Some(refusal(StatusCode::BAD_REQUEST, "longer than the context"));
             }
             let from = choice.tokens.len();
             if from >= until {
-                return Ok(refusal(StatusCode::BAD_REQUEST, "continuation: at its end already"));
+                return Some(refusal(StatusCode::BAD_REQUEST, "continuation: at its end already"));
             }
             let request = engine::Request {
                 name: query.name.clone().unwrap_or_else(|| answers.id.clone()),
@@ -181,16 +200,19 @@ impl Generating {
                 events: sender.clone(),
             };
             if state.submit(request).is_err() {
-                return Ok(told(429));
+                return Some(told(429));
             }
         }
-        drop(sender);
-        if !query.stream {
-            while let Some(event) = events.recv().await {
-                answers.add(event);
-            }
-            return self.whole(&answers);
-        }
+        None
+    }
+
+    async fn stream(
+        self,
+        mut answers: Answers,
+        mut events: UnboundedReceiver<Event>,
+    ) -> MockResponse {
+        let state = &self.state;
+        let is_ours = state.settings.flavour == Flavour::Mla;
         // This project's workers send the head, with the counts, at the first token. Other engines send it at once.
         let first = if is_ours { events.recv().await } else { None };
         let mut response = Response::new(());
@@ -209,7 +231,7 @@ impl Generating {
         }
         let mut body = Events::new(self.state, answers, events, self.fault, self.spoil);
         body.first = first;
-        Ok(response.map(|()| MockBody::Events(Box::new(body))))
+        response.map(|()| MockBody::Events(Box::new(body)))
     }
 
     fn whole(self, answers: &Answers) -> io::Result<MockResponse> {
@@ -226,9 +248,7 @@ impl Generating {
                 return Err(io::Error::other("told to die"));
             }
             Kind::EngineDied { .. } => {
-                let mut response = ok(engine_died());
-                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-                return Ok(response);
+                return Ok(json_response(StatusCode::INTERNAL_SERVER_ERROR, engine_died()));
             }
             _ => MockBody::whole(text),
         };
@@ -292,16 +312,19 @@ fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
 }
 
 fn ok(body: impl Into<Bytes>) -> MockResponse {
+    json_response(StatusCode::OK, body)
+}
+
+fn json_response(status: StatusCode, body: impl Into<Bytes>) -> MockResponse {
     let mut response = Response::new(MockBody::whole(body));
+    *response.status_mut() = status;
     put(response.headers_mut(), "content-type", "application/json");
     response
 }
 
 fn refusal(status: StatusCode, message: &str) -> MockResponse {
     let error = json!({"message": message, "type": "mock", "param": null, "code": null});
-    let mut response = ok(json!({"error": error}).to_string());
-    *response.status_mut() = status;
-    response
+    json_response(status, json!({"error": error}).to_string())
 }
 
 /// The error status of a fault, or of a full queue.
