@@ -231,21 +231,15 @@ impl LearnedCache {
         usage: Usage,
     ) -> (Option<Report>, Correction) {
         let mut state = self.state.lock();
-        let mut changed = false;
-        if let Some(tokens) = usage.prompt_tokens
-            && !std::mem::replace(&mut prediction.measured, true)
-            && key.measure != Measure::Unknown
-        {
-            state.tokens = state.tokens * DECAY + tokens as f64;
-            state.blocks = state.blocks * DECAY + blocks_of(key);
-            changed = state.resize();
-        }
-        let mut correction = if changed { Correction::Resize } else { Correction::Nothing };
-        let Some(cached) = usage.cached_tokens else {
-            return (None, correction);
+        let resize = match usage.prompt_tokens {
+            Some(tokens) if !std::mem::replace(&mut prediction.measured, true) => {
+                state.measure(key, tokens)
+            }
+            _ => Correction::Nothing,
         };
+        let Some(cached) = usage.cached_tokens else { return (None, resize) };
         if std::mem::replace(&mut prediction.reported, true) {
-            return (None, correction);
+            return (None, resize);
         }
         let tokens = state.tokens_per_block(key.measure);
         let prompt =
@@ -253,18 +247,18 @@ impl LearnedCache {
         let receipt = prediction.receipt.take();
         let held = receipt.map_or(0, |receipt| receipt.held);
         let predicted = whole(f64::from(held) * tokens).min(prompt);
+        let report = Report { prompt, predicted, cached };
         let is_evidence = key.measure != Measure::Unknown && prompt > 0;
-        if let Some(receipt) =
-            receipt.filter(|_| is_evidence && !prediction.is_stale(state.empties))
-        {
-            // As a share of the prompt, so that the tokens per byte cancel out.
-            let found = cached as f64 / prompt as f64 * blocks_of(key);
-            match state.judge(tree, worker, &receipt, prediction.settled, found) {
-                Correction::Nothing => {}
-                found => correction = found,
-            }
+        let is_stale = prediction.is_stale(state.empties);
+        let Some(receipt) = receipt.filter(|_| is_evidence && !is_stale) else {
+            return (Some(report), resize);
+        };
+        // As a share of the prompt, so that the tokens per byte cancel out.
+        let found = cached as f64 / prompt as f64 * blocks_of(key);
+        match state.compare(tree, worker, &receipt, prediction.settled, found) {
+            Correction::Nothing => (Some(report), resize),
+            correction => (Some(report), correction),
         }
-        (Some(Report { prompt, predicted, cached }), correction)
     }
 
     /// Applies a correction to the tree. It may take long; choices of workers go on meanwhile.
@@ -318,8 +312,18 @@ impl State {
         }
     }
 
+    /// Counts the reported `tokens` of a prompt. Returns the correction that follows.
+    fn measure(&mut self, key: &RouteKey, tokens: u64) -> Correction {
+        if key.measure == Measure::Unknown {
+            return Correction::Nothing;
+        }
+        self.tokens = self.tokens * DECAY + tokens as f64;
+        self.blocks = self.blocks * DECAY + blocks_of(key);
+        self.resized()
+    }
+
     /// Compares the `found` blocks with the prediction of the tree.
-    fn judge(
+    fn compare(
         &mut self,
         tree: &PrefixTree,
         worker: WorkerId,
@@ -394,6 +398,10 @@ impl State {
 
     fn grow(&mut self) -> Correction {
         self.share = (self.share * GROW).min(1.0);
+        self.resized()
+    }
+
+    fn resized(&mut self) -> Correction {
         if self.resize() { Correction::Resize } else { Correction::Nothing }
     }
 
