@@ -59,6 +59,12 @@ struct World {
     reports: bool,
 }
 
+impl World {
+    fn cache(&self) -> Cache {
+        Cache::new((self.real / (PAGE as u64 * self.tokens_per_block)) as usize)
+    }
+}
+
 const SMALL: World = World {
     told: 200_000,
     real: 50_000,
@@ -86,33 +92,57 @@ struct Outcome {
     capacity: u64,
 }
 
-fn run(world: World, seed: u64, learning: bool) -> Outcome {
-    let mut dice = fastrand::Rng::with_seed(seed);
-    let tree = PrefixTree::new(1 << 18);
-    let learned = LearnedCache::new(1 << 18);
-    learned.set_capacity(&tree, WORKER, world.told);
-    let new_cache = || Cache::new((world.real / (PAGE as u64 * world.tokens_per_block)) as usize);
-    let mut cache = new_cache();
-    let (mut turns, mut salts) = ([0_u64; 200], [0_u64; 200]);
-    let mut open: VecDeque<InFlight> = VecDeque::new();
-    let mut outcome = Outcome { error: 0, prompt: 0, emptied: 0, capacity: 0 };
-    for request in 0..REQUESTS {
-        if world.restart_every.is_some_and(|every| request % every == every - 1) {
-            // Requests in flight at the restart get no response.
-            for lost in open.drain(..) {
-                tree.retract(&lost.key, WORKER, &lost.prediction.receipt().expect("noted"));
-                learned.end(&lost.epoch);
-            }
-            cache = new_cache();
+/// A router's tree, and the worker whose cache it predicts.
+struct Simulation {
+    world: World,
+    dice: fastrand::Rng,
+    tree: PrefixTree,
+    learned: LearnedCache,
+    cache: Cache,
+    /// Of each conversation: its turn, and the id under which its text is cached.
+    turns: [u64; 200],
+    salts: [u64; 200],
+    open: VecDeque<InFlight>,
+    outcome: Outcome,
+}
+
+impl Simulation {
+    fn new(world: World, seed: u64) -> Self {
+        let tree = PrefixTree::new(1 << 18);
+        let learned = LearnedCache::new(1 << 18);
+        learned.set_capacity(&tree, WORKER, world.told);
+        Self {
+            world,
+            dice: fastrand::Rng::with_seed(seed),
+            tree,
+            learned,
+            cache: world.cache(),
+            turns: [0; 200],
+            salts: [0; 200],
+            open: VecDeque::new(),
+            outcome: Outcome { error: 0, prompt: 0, emptied: 0, capacity: 0 },
         }
+    }
+
+    /// Requests in flight at the restart get no response.
+    fn restart(&mut self) {
+        for lost in self.open.drain(..) {
+            self.tree.retract(&lost.key, WORKER, &lost.prediction.receipt().expect("noted"));
+            self.learned.end(&lost.epoch);
+        }
+        self.cache = self.world.cache();
+    }
+
+    fn send(&mut self, has_whim: bool) {
+        let Self { world, dice, cache, turns, salts, .. } = self;
         // Some conversations have more requests than others.
         let busiest = 1 + dice.usize(..turns.len());
         let id = dice.usize(..busiest);
         turns[id] = (turns[id] + 1) % 12;
         let key = prompt(id as u64, turns[id]);
-        let epoch = learned.begin();
-        let prediction = learned.predict(tree.insert(&key, WORKER));
-        if world.whim_every.is_some_and(|every| request % every == 0) {
+        let epoch = self.learned.begin();
+        let prediction = self.learned.predict(self.tree.insert(&key, WORKER));
+        if has_whim {
             // Under another id the conversation is not found again, and ages.
             salts[dice.usize(..turns.len())] += 1;
         }
@@ -129,42 +159,51 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
         }
         // Half a page for the template, and an answer that stays in the cache.
         let tokens = key.blocks.len() as u64 * world.tokens_per_block + 30;
-        let cached = cache
-            .matched(&path)
-            .min((tokens as usize - 1) / (PAGE * world.tokens_per_block as usize));
+        let page_tokens = PAGE as u64 * world.tokens_per_block;
+        let cached = (cache.matched(&path) as u64).min((tokens - 1) / page_tokens);
         let lease = cache.reserve(&path, path.len() + 8);
         let usage = Usage {
             prompt_tokens: Some(tokens),
-            cached_tokens: world
-                .reports
-                .then_some(cached as u64 * PAGE as u64 * world.tokens_per_block),
+            cached_tokens: world.reports.then_some(cached * page_tokens),
         };
-        open.push_back(InFlight { key, prediction, epoch, lease, path, usage });
-        if open.len() < CONCURRENT {
-            continue;
-        }
-        let mut done = open.pop_front().expect("some are open");
+        self.open.push_back(InFlight { key, prediction, epoch, lease, path, usage });
+    }
+
+    fn complete(&mut self, mut done: InFlight, counts: bool, learning: bool) {
         if let Some(mut lease) = done.lease {
-            cache.publish(&mut lease, &done.path);
-            cache.release(lease);
+            self.cache.publish(&mut lease, &done.path);
+            self.cache.release(lease);
         }
-        learned.end(&done.epoch);
-        let predicted =
-            u64::from(done.prediction.receipt().expect("noted").held) * world.tokens_per_block;
-        if request > REQUESTS / 2 {
-            let cached = done.usage.cached_tokens.unwrap_or(0);
-            outcome.error += predicted.abs_diff(cached);
-            outcome.prompt += done.usage.prompt_tokens.expect("told");
+        self.learned.end(&done.epoch);
+        let held = done.prediction.receipt().expect("noted").held;
+        if counts {
+            let predicted = u64::from(held) * self.world.tokens_per_block;
+            self.outcome.error += predicted.abs_diff(done.usage.cached_tokens.unwrap_or(0));
+            self.outcome.prompt += done.usage.prompt_tokens.expect("told");
         }
         if learning {
-            let prediction = &mut done.prediction;
-            let (_, finding) = learned.learn(&tree, WORKER, &done.key, prediction, done.usage);
-            outcome.emptied +=
-                usize::from(matches!(finding, Some(Finding::Emptied | Finding::NoCache)));
+            let (key, prediction) = (&done.key, &mut done.prediction);
+            let (_, found) = self.learned.learn(&self.tree, WORKER, key, prediction, done.usage);
+            let is_empty = matches!(found, Some(Finding::Emptied | Finding::NoCache));
+            self.outcome.emptied += usize::from(is_empty);
         }
     }
-    outcome.capacity = learned.capacity();
-    outcome
+}
+
+fn run(world: World, seed: u64, learning: bool) -> Outcome {
+    let mut simulation = Simulation::new(world, seed);
+    for request in 0..REQUESTS {
+        if world.restart_every.is_some_and(|every| request % every == every - 1) {
+            simulation.restart();
+        }
+        simulation.send(world.whim_every.is_some_and(|every| request % every == 0));
+        if simulation.open.len() == CONCURRENT {
+            let oldest = simulation.open.pop_front().expect("some are open");
+            simulation.complete(oldest, request > REQUESTS / 2, learning);
+        }
+    }
+    simulation.outcome.capacity = simulation.learned.capacity();
+    simulation.outcome
 }
 
 /// The factor by which learning reduces the error of the predictions.
