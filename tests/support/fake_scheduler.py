@@ -75,6 +75,24 @@ class Request:
     said: int = 0
     released: bool = False
 
+    def say(self) -> tuple[list[int], str]:
+        """Returns the tokens of the next step, and the reason of the end; empty: it goes on."""
+        script, sampling = self.script, self.generate.sampling
+        answer = script.say or self.generate.prompt
+        if script.by_seed:
+            answer = script.by_seed[sampling.seed % len(script.by_seed)]
+        tokens: list[int] = []
+        while len(tokens) < script.burst:
+            tokens.append(answer[self.said % len(answer)])
+            self.said += 1
+            if tokens[-1] in sampling.stop_token_ids:
+                return tokens, "stop"
+            if self.said == sampling.max_tokens:
+                return tokens, "length"
+            if self.said in (script.hold_after, script.die_after):
+                break
+        return tokens, ""
+
 
 @dataclass
 class FakeScheduler:
@@ -185,21 +203,7 @@ class FakeScheduler:
             del self.requests[generate.rid]
             return Delta(generate.rid, [], finish_reason="error", error=script.error)
         begins = request.said == len(generate.output)
-        answer = script.say or generate.prompt
-        if script.by_seed:
-            answer = script.by_seed[generate.sampling.seed % len(script.by_seed)]
-        tokens: list[int] = []
-        reason = ""
-        while len(tokens) < script.burst and not reason:
-            token = answer[request.said % len(answer)]
-            tokens.append(token)
-            request.said += 1
-            if token in generate.sampling.stop_token_ids:
-                reason = "stop"
-            elif request.said == generate.sampling.max_tokens:
-                reason = "length"
-            elif request.said in (script.hold_after, script.die_after):
-                break
+        tokens, reason = request.say()
         self.generated += len(tokens)
         if reason:
             del self.requests[generate.rid]
@@ -249,7 +253,17 @@ def main() -> None:
         file.write(json.dumps(["Start", os.getpid(), directory]) + "\n")
     scheduler = FakeScheduler(inbox, outboxes, record)
     scheduler.send(
-        Ready(KV_TOKENS, 16, 128, CONTEXT_LENGTH, VOCAB_SIZE, "cpu", "float32", "float32", "torch")
+        Ready(
+            KV_TOKENS,
+            PAGE_SIZE,
+            SLOTS,
+            CONTEXT_LENGTH,
+            VOCAB_SIZE,
+            "cpu",
+            "float32",
+            "float32",
+            "torch",
+        )
     )
     scheduler.run()
 

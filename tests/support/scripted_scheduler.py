@@ -38,7 +38,6 @@ class ScriptedChannel:
     script: dict[int, list[ToScheduler]]
     said: list[ToServer] = field(default_factory=list)
     when: list[int] = field(default_factory=list)  # number of the receive before it
-    after_receive: object = None
     now: int = 0
     is_idle: Callable[[], bool] = lambda: True
     num_servers: int = 1
