@@ -64,7 +64,7 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         dummy=dummy,
-        divided=partial(divide, groups=groups, expert_parts=expert_parts, placement=placement),
+        divide_built=partial(divide, groups=groups, expert_parts=expert_parts, placement=placement),
     )
     return model
 
@@ -101,7 +101,9 @@ def load_mtp(
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
-        divided=lambda built: divide_drafter(built, built.depths, model.groups, model.placement),
+        divide_built=lambda built: divide_drafter(
+            built, built.depths, model.groups, model.placement
+        ),
     )
 
 
@@ -121,7 +123,7 @@ def load_eagle(
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
-        divided=lambda built: divide_drafter(
+        divide_built=lambda built: divide_drafter(
             built, list(built.layers), model.groups, model.placement
         ),
     )
@@ -141,16 +143,15 @@ def _load(
     device: torch.device,
     dtype: torch.dtype,
     dummy: bool,
-    divided: Callable[[Built], None] | None = None,
+    divide_built: Callable[[Built], None],
 ) -> Built:
     """Returns the result of `build` with its weights. `unused` names tensors of the checkpoint that it does not
-    need. `divided` leaves to it the part of a rank."""
+    need. `divide_built` leaves to it the part of this rank."""
     with torch.device(device), default_dtype(dtype):
         built = build()
         if config.quantization is not None:
             quantize(built, config.quantization)
-        if divided is not None:
-            divided(built)
+        divide_built(built)
         allocate(built)
     if dummy:
         fill_dummy(built)
