@@ -89,12 +89,11 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
     measured = _first_steps(engine, calls, config, group)
     wake = None if mailbox is None else mailbox.wake
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1, wake=wake)
-    vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
         calls,
         channel,
         config,
-        vocab_size=vocab_size,
+        vocab_size=engine.model.config.vocab_size,
         grammars=grammars,
         heartbeat=heartbeat,
         expert_load=_expert_load(engine),
@@ -102,20 +101,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
     )
     engine.report_progress_within_steps(scheduler.report_progress)
     scheduler.planner.step_time.calibrate(measured)
-    channel.send(
-        Ready(
-            max_total_num_tokens=engine.capacity.max_total_tokens,
-            page_size=engine.capacity.page_size,
-            max_running_requests=engine.capacity.num_slots,
-            context_length=engine.capacity.context_length,
-            vocab_size=vocab_size,
-            device=str(engine.device),
-            dtype=str(engine.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(engine.kv_cache_dtype).removeprefix("torch."),
-            attention_backend=engine.attention.name,
-            images=None if engine.model.vision is None else engine.model.vision.format,
-        )
-    )
+    channel.send(_ready(engine))
     # All objects so far are permanent: later garbage collections in the middle of a step skip them.
     gc.collect()
     gc.freeze()
@@ -128,6 +114,22 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
         channel.close()
         if grammars is not None:
             grammars.shut_down()
+
+
+def _ready(engine: Engine) -> Ready:
+    capacity, model = engine.capacity, engine.model
+    return Ready(
+        max_total_num_tokens=capacity.max_total_tokens,
+        page_size=capacity.page_size,
+        max_running_requests=capacity.num_slots,
+        context_length=capacity.context_length,
+        vocab_size=model.config.vocab_size,
+        device=str(engine.device),
+        dtype=str(engine.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(engine.kv_cache_dtype).removeprefix("torch."),
+        attention_backend=engine.attention.name,
+        images=None if model.vision is None else model.vision.format,
+    )
 
 
 def _expert_load(engine: Engine) -> Load | None:
