@@ -26,7 +26,7 @@ _IMAGE_TILES = 8
 _GIB = 1 << 30
 # For allocations of libraries, and for memory that is lost between tensors of different sizes
 _SPARE = 3 * _GIB // 4
-# Of this process, in addition to torch's allocations: the CUDA context, kernels, libraries and their buffers. Less than this
+# More than this process has in addition to torch's allocations: the CUDA context, kernels, libraries and their buffers
 _OWN_CONTEXT = 2 * _GIB
 
 
