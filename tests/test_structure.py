@@ -17,7 +17,7 @@ MAX_LINES = 500
 LAYERS = (
     "worker.core worker.messages worker.settings worker.tree_shape worker.config worker.child",
     "worker.heartbeat worker.heartbeat_watch worker.log_format worker.log_lines worker.logs worker.mask_memory",
-    "worker.host worker.host_limits",
+    "worker.bounded_file worker.host worker.host_limits",
     "worker.model_folder worker.tokenizer_files",
     "worker.sglang_flags worker.flags",
     "worker.nodes",

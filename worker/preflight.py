@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.fields import ModelError
@@ -38,7 +39,7 @@ def check(config: WorkerConfig) -> None:
 
 def _check_readable(flag: str, path: Path) -> None:
     try:
-        path.read_text(encoding="utf-8")
+        read_bounded(path).decode()
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror}; give a file in Jinja") from error
     except ValueError as error:

@@ -34,6 +34,7 @@ mod discovery;
 pub mod endpoint;
 pub mod engine;
 pub mod error;
+mod file;
 mod file_watch;
 pub mod fleet;
 pub mod handle;

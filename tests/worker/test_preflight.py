@@ -48,6 +48,11 @@ def folder_with(path: Path, text: str) -> str:
             {"chat_template": "/no/file"},
             "--chat-template /no/file: No such file",
         ),
+        (
+            json.dumps(SMALL),
+            {"chat_template": "/dev/zero"},
+            "--chat-template /dev/zero: not a regular file",
+        ),
     ],
 )
 def test_errors_of_the_model(

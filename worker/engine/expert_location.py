@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -15,7 +16,6 @@ from mla_router.worker.model.parallel.balance import balanced
 from mla_router.worker.model.parallel.placement import Placement, trivial
 
 TRIVIAL = "trivial"
-MAX_BYTES = 64 << 20
 
 Load = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -59,11 +59,7 @@ def choose_placement(config: WorkerConfig, model: ModelConfig) -> Placement | No
 
 def _read(file: Path) -> _File:
     """Raises ModelError, OSError, msgspec.DecodeError."""
-    with file.open("rb") as opened:
-        content = opened.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ModelError(f"more than {MAX_BYTES} bytes")
-    found = msgspec.json.decode(content, type=_File)
+    found = msgspec.json.decode(read_bounded(file), type=_File)
     if bool(found.logical_count) == bool(found.physical_to_logical_map):
         raise ModelError("either logical_count or physical_to_logical_map is needed")
     return found

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mla_router import __version__
+from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.host import has_gpu
 
@@ -77,7 +78,7 @@ def _settings(config: WorkerConfig) -> Iterator[tuple[str, str]]:
 def _placement(setting: str) -> str:
     """Returns a digest of the file of --init-expert-location."""
     try:
-        return "digest " + sha256(Path(setting).read_bytes()).hexdigest()[:16]
+        return "digest " + sha256(read_bounded(Path(setting))).hexdigest()[:16]
     except OSError:  # `trivial`, or a file that the worker will name in its own error
         return setting
 

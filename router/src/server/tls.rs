@@ -2,7 +2,6 @@
 
 use std::{
     fmt::Display,
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -15,7 +14,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{config::Config, error::StartError, file_watch::DebouncedFileWatch};
+use crate::{config::Config, error::StartError, file, file_watch::DebouncedFileWatch};
 
 /// The paths of certificate and key.
 #[derive(Clone)]
@@ -74,8 +73,8 @@ impl Tls {
 
 impl Files {
     fn read(&self) -> Result<Pem, String> {
-        let chain = fs::read(&self.chain).map_err(|error| of_chain(&self.chain, error))?;
-        let key = fs::read(&self.key).map_err(|error| of_key(&self.key, error))?;
+        let chain = file::read(&self.chain).map_err(|error| of_chain(&self.chain, error))?;
+        let key = file::read(&self.key).map_err(|error| of_key(&self.key, error))?;
         Ok(Pem { chain, key })
     }
 

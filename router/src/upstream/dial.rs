@@ -21,6 +21,7 @@ use super::{Connection, UpstreamError, http1::Http1, http2::Http2};
 use crate::{
     config::Config,
     error::StartError,
+    file,
     names::WorkerUrl,
     upstream::address::WorkerAddress,
     wire::transport::{self, Transport},
@@ -133,7 +134,8 @@ async fn shake_hands(transport: Transport, url: &WorkerUrl) -> Result<Connection
 
 fn read_roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())? {
+    let pem = file::read(path).map_err(|error| error.to_string())?;
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|error| error.to_string())?;
         roots.add(certificate).map_err(|error| error.to_string())?;
     }

@@ -132,6 +132,12 @@ async fn invalid_certificate_is_a_start_error() {
     let empty = Config { tls_cert_path: Some(made.file("empty.pem")), ..made.config() };
     let error = start(empty).await;
     assert!(error.starts_with("--tls-cert-path ") && error.contains("empty.pem: "), "{error}");
+    let zeros = Config { tls_cert_path: Some("/dev/zero".into()), ..made.config() };
+    let error = start(zeros).await;
+    assert_eq!(error, "--tls-cert-path /dev/zero: not a regular file");
+    let zeros = Config { tls_key_path: Some("/dev/zero".into()), ..made.config() };
+    let error = start(zeros).await;
+    assert_eq!(error, "--tls-key-path /dev/zero: not a regular file");
     let other = Made::new();
     let mixed = Config { tls_key_path: Some(other.file("key.pem")), ..made.config() };
     let error = start(mixed).await;

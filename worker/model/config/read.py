@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import parse_v2, parse_v3
 from mla_router.worker.model.config.fields import ModelError
@@ -55,7 +56,7 @@ def read_raw(folder: Path) -> dict[str, Any]:
     """Returns the fields of the config.json in `folder`. Raises ModelError."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_bounded(path))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from error
     except ValueError as error:
