@@ -18,8 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -87,7 +87,7 @@ def step_us(
     folder: Path,
     pool: Grammars,
     texts: list[list[int]],
-    grammars: list[Grammar | None],
+    grammars: Sequence[Grammar | None],
     step_s: float,
 ) -> list[float]:
     """Returns the microseconds between the ends of decode steps with all rows."""
@@ -121,6 +121,67 @@ def step_us(
     return [1e6 * (end - begin) for begin, end in itertools.pairwise(ends)]
 
 
+def texts_of(folder: Path, rows: int, steps: int) -> dict[str, list[list[int]]]:
+    """Returns the tokens of each row, as a model would write them and drawn from the masks."""
+    compiler = Compiler(read_vocabulary(folder, VOCAB_SIZE))
+    one = grammar()
+    compiled = compiler.compile(one)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return {
+        "records": [records(tokenizer, steps, random.Random(row))[:steps] for row in range(rows)],
+        "random": [
+            random_sentence(compiler.begin(one, compiled), VOCAB_SIZE, steps, random.Random(row))
+            for row in range(rows)
+        ],
+    }
+
+
+def figures(times: list[float], plain_us: float | None) -> dict[str, float]:
+    """Returns the figures of a case. `plain_us`: the mean of the case without grammars; None: this is it."""
+    mean = statistics.mean(times)
+    return {
+        "mean_us": round(mean, 1),
+        "p50_us": round(statistics.median(times), 1),
+        "p99_us": round(float(np.quantile(times, 0.99)), 1),
+        "added": 0.0 if plain_us is None else round(mean / plain_us - 1, 4),
+    }
+
+
+def measure(folder: Path, rows: int, steps: int, step_s: float) -> dict[str, dict[str, float]]:
+    """Prints and returns the figures of all cases. `folder` has the tokenizer."""
+    one, each = grammar(), [grammar(row) for row in range(rows)]
+    cases: dict[str, tuple[str, Sequence[Grammar | None]]] = {
+        "no grammar": ("records", [None] * rows),
+        "records, one schema": ("records", [one] * rows),
+        "records, a schema each": ("records", each),
+        "random, one schema": ("random", [one] * rows),
+        "random, a schema each": ("random", each),
+    }
+    results: dict[str, dict[str, float]] = {}
+    # Without jump-forward decoding every mask is written in full.
+    options = GrammarOptions(jump_forward=False)
+    pool = start(folder, vocab_size=VOCAB_SIZE, max_rows=rows, options=options)
+    try:
+        texts = texts_of(folder, rows, steps)
+        print(f"{'':24}{'mean':>10}{'p50':>10}{'p99':>10}{'added':>8}")
+        for case, (kind, grammars) in cases.items():
+            # Compiled first, or the first answers would end before the last grammar is ready.
+            for key in open_all(pool, [one for one in grammars if one is not None]):
+                pool.close(key)
+            with tempfile.TemporaryDirectory() as sockets:
+                times = step_us(Path(sockets), pool, texts[kind], grammars, step_s)
+            plain = results.get("no grammar", {})
+            line = results[case] = figures(times, plain.get("mean_us"))
+            print(
+                f"{case:24}{line['mean_us']:7.0f} us{line['p50_us']:7.0f} us"
+                f"{line['p99_us']:7.0f} us{line['added']:8.1%}",
+                flush=True,
+            )
+    finally:
+        pool.shut_down()
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=32)
@@ -129,63 +190,12 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json")
     parser.add_argument("--out", type=Path, help="append the JSON line to this file")
     args = parser.parse_args()
-    rows = range(args.rows)
     with tempfile.TemporaryDirectory() as name:
         folder = args.tokenizer or Path(name)
         if args.tokenizer is None:
             print(f"training a tokenizer of {VOCAB_SIZE} tokens: a minute", flush=True)
             write_tokenizer(folder, VOCAB_SIZE)
-        # Without jump-forward decoding every mask is written in full.
-        options = GrammarOptions(jump_forward=False)
-        pool = start(folder, vocab_size=VOCAB_SIZE, max_rows=args.rows, options=options)
-        try:
-            compiler = Compiler(read_vocabulary(folder, VOCAB_SIZE))
-            one = grammar()
-            compiled = compiler.compile(one)
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            texts = {
-                "records": [
-                    records(tokenizer, args.steps, random.Random(row))[: args.steps] for row in rows
-                ],
-                "random": [
-                    random_sentence(
-                        compiler.begin(one, compiled), VOCAB_SIZE, args.steps, random.Random(row)
-                    )
-                    for row in rows
-                ],
-            }
-            cases: dict[str, tuple[str, list[Grammar | None]]] = {
-                "no grammar": ("records", [None] * args.rows),
-                "records, one schema": ("records", [one] * args.rows),
-                "records, a schema each": ("records", [grammar(row) for row in rows]),
-                "random, one schema": ("random", [one] * args.rows),
-                "random, a schema each": ("random", [grammar(row) for row in rows]),
-            }
-            results: dict[str, Any] = {}
-            print(f"{'':24}{'mean':>10}{'p50':>10}{'p99':>10}{'added':>8}")
-            for case, (kind, grammars) in cases.items():
-                # Compiled first, or the first answers would end before the last grammar is ready.
-                for key in open_all(pool, [one for one in grammars if one is not None]):
-                    pool.close(key)
-                with tempfile.TemporaryDirectory() as sockets:
-                    times = step_us(Path(sockets), pool, texts[kind], grammars, args.step_ms / 1000)
-                mean = statistics.mean(times)
-                results[case] = {
-                    "mean_us": round(mean, 1),
-                    "p50_us": round(statistics.median(times), 1),
-                    "p99_us": round(float(np.quantile(times, 0.99)), 1),
-                    "added": round(mean / results["no grammar"]["mean_us"] - 1, 4)
-                    if results
-                    else 0.0,
-                }
-                line = results[case]
-                print(
-                    f"{case:24}{line['mean_us']:7.0f} us{line['p50_us']:7.0f} us"
-                    f"{line['p99_us']:7.0f} us{line['added']:8.1%}",
-                    flush=True,
-                )
-        finally:
-            pool.shut_down()
+        results = measure(folder, args.rows, args.steps, args.step_ms / 1000)
     config = {"rows": args.rows, "steps": args.steps, "step_ms": args.step_ms}
     load = {"load_average": round(os.getloadavg()[0], 1)}
     record("grammar_step", {"config": config, **load, "cases": results}, args.out)
