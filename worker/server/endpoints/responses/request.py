@@ -143,42 +143,14 @@ class _Messages:
         return message
 
     def take(self, item: InputItem, where: str) -> None:
-        last = self._messages[-1] if self._messages else None
         if item.type == "message":
-            if item.role not in ROLES:
-                raise InvalidField(where + ".role", f"one of {', '.join(ROLES)}")
-            if self._takes_images and item.role == "user" and _has_images(item.content):
-                self._with_images.append(
-                    (self.add(item.role, ""), _parts(item.content, where + ".content"))
-                )
-                return
-            text = _text(item.content, where + ".content")
-            if (
-                item.role == "assistant"
-                and last
-                and last.role == "assistant"
-                and not last.tool_calls
-            ):
-                self._texts[-1].append(text)
-            else:
-                self.add(item.role, text)
+            self._take_message(item, where)
         elif item.type == "reasoning":
             if item.content:  # encrypted or summarized reasoning has no text
                 message = self.add("assistant", "")
                 message.reasoning_content = _text(item.content, where + ".content")
         elif item.type == "function_call":
-            call = ToolCall(
-                _required(item.call_id, where + ".call_id"),
-                CalledFunction(
-                    _required(item.name, where + ".name"),
-                    _required(item.arguments, where + ".arguments"),
-                ),
-            )
-            if last is None or last.role != "assistant":
-                last = self.add("assistant", "")
-            if last.tool_calls is None:
-                last.tool_calls = []
-            last.tool_calls.append(call)
+            self._take_call(item, where)
         elif item.type == "function_call_output":
             result = self.add("tool", _text(item.output, where + ".output"))
             result.tool_call_id = _required(item.call_id, where + ".call_id")
@@ -187,6 +159,38 @@ class _Messages:
                 where + ".type",
                 "one of message, reasoning, function_call, function_call_output",
             )
+
+    def _take_message(self, item: InputItem, where: str) -> None:
+        if item.role not in ROLES:
+            raise InvalidField(where + ".role", f"one of {', '.join(ROLES)}")
+        if self._takes_images and item.role == "user" and _has_images(item.content):
+            parts = _parts(item.content, where + ".content")
+            self._with_images.append((self.add("user", ""), parts))
+            return
+        text = _text(item.content, where + ".content")
+        last = self._last_answer()
+        if item.role == "assistant" and last is not None and not last.tool_calls:
+            self._texts[-1].append(text)
+        else:
+            self.add(item.role, text)
+
+    def _take_call(self, item: InputItem, where: str) -> None:
+        call = ToolCall(
+            _required(item.call_id, where + ".call_id"),
+            CalledFunction(
+                _required(item.name, where + ".name"),
+                _required(item.arguments, where + ".arguments"),
+            ),
+        )
+        message = self._last_answer() or self.add("assistant", "")
+        if message.tool_calls is None:
+            message.tool_calls = []
+        message.tool_calls.append(call)
+
+    def _last_answer(self) -> ChatMessage | None:
+        """Returns the message of the item before, if it is the model's."""
+        last = self._messages[-1] if self._messages else None
+        return last if last is not None and last.role == "assistant" else None
 
     def finish(self) -> list[ChatMessage]:
         for message, texts in zip(self._messages, self._texts, strict=True):
