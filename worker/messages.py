@@ -198,11 +198,13 @@ class Stats(Message, frozen=True):
 
 
 class Recorded(Message, frozen=True):
-    """Reply to `StartProfile`, `StopProfile` and `RecordExperts`: the `file`, if one was written, or a `problem`."""
+    """Reply to `StartProfile`, `StopProfile` and `RecordExperts`: the `file`, if one was written, or a `problem`. `failed`: it
+    is a fault of this worker, such as a full disk; else nothing can be recorded or written now."""
 
     query: int
     file: str = ""
     problem: str = ""
+    failed: bool = False
 
 
 # -- server to server ---------------------------------------------------------------------------

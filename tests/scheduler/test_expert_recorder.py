@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,26 @@ def test_nothing_is_counted(tmp_path: Path, action: str) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     stopped, dumped = answers(ExpertRecorder(Counting(), tmp_path, "worker-1"), "stop", "dump")
-    assert stopped.problem == dumped.problem
+    assert stopped == dumped
+    assert not dumped.failed
     assert "call /start_expert_distribution_record" in stopped.problem
     *_, dumped = answers(ExpertRecorder(Counting(), None, "worker-1"), "start", "dump")
     assert "--expert-distribution-recorder-dir" in dumped.problem
     (tmp_path / "file").touch()
     *_, dumped = answers(ExpertRecorder(Counting(), tmp_path / "file", "x"), "start", "dump")
     assert "File exists" in dumped.problem
+    assert dumped.failed
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """As on a full disk."""
+    recorder = ExpertRecorder(Counting(), tmp_path, "worker-1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        *_, dumped = answers(recorder, "start", "dump")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in dumped.problem
+    assert dumped.failed
+    assert list(tmp_path.iterdir()) == []

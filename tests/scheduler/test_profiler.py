@@ -66,10 +66,11 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        problem = profiler.answer(StopProfile(2), 1).problem
+        answer = profiler.answer(StopProfile(2), 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert problem
+    assert answer.problem
+    assert answer.failed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +78,9 @@ def test_refusals(tmp_path: Path) -> None:
     assert "--profile-dir" in Profiler(None, "w").answer(StartProfile(1, 3), 0).problem
     profiler = Profiler(tmp_path, "w")
     assert profiler.answer(StartProfile(1, 3), 0).problem == ""
-    assert "is being recorded" in profiler.answer(StartProfile(2, 3), 0).problem
+    refused = profiler.answer(StartProfile(2, 3), 0)
+    assert "is being recorded" in refused.problem
+    assert not refused.failed
     assert profiler.answer(StopProfile(3), 0).file
 
 

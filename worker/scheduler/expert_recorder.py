@@ -54,7 +54,8 @@ class ExpertRecorder:
         try:
             return Recorded(message.query, file=self._do(message.action))
         except (RecorderError, OSError) as error:
-            return Recorded(message.query, problem=str(error))
+            failed = isinstance(error, OSError)
+            return Recorded(message.query, problem=str(error), failed=failed)
 
     def _do(self, action: str) -> str:
         """Returns the written file, or "". Raises RecorderError, OSError."""
@@ -83,5 +84,9 @@ class ExpertRecorder:
         ]
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"expert_distribution_recorder_{self._name}_{time.time_ns()}.json"
-        file.write_bytes(msgspec.json.encode({"logical_count": counts}))
+        try:
+            file.write_bytes(msgspec.json.encode({"logical_count": counts}))
+        except OSError:  # such as a full disk, which a part of the record would keep full
+            file.unlink(missing_ok=True)
+            raise
         return file

@@ -58,7 +58,8 @@ class Profiler:
             self.start(message.num_steps, now_at)
             return Recorded(message.query)
         except (ProfilerError, *_ERRORS) as error:
-            return Recorded(message.query, problem=str(error))
+            failed = isinstance(error, _ERRORS)
+            return Recorded(message.query, problem=str(error), failed=failed)
 
     def start(self, num_steps: int, now_at: int) -> None:
         """Starts to record the next `num_steps` steps. Raises ProfilerError, RuntimeError."""

@@ -19,10 +19,12 @@ from support.fake_worker import FakeWorker
 from support.processes import post_json, wait_until
 
 
-def refusal(worker: FakeWorker, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def refusal(
+    worker: FakeWorker | processes.Running, path: str, body: dict[str, Any], status: int = 400
+) -> dict[str, Any]:
     with pytest.raises(urllib.error.HTTPError) as caught:
         post_json(worker.url + path, body)
-    assert caught.value.code == 400
+    assert caught.value.code == status
     error: dict[str, Any] = json.load(caught.value)["error"]
     return error
 
@@ -75,6 +77,30 @@ def test_files_of_a_real_worker(tmp_path: Path) -> None:
             lambda: 'sglang:eplb_balancedness{model_name="mla-small"} 1.0' in metrics(worker.url),
             "the load is in the metrics",
         )
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    """As on a full disk. Later ones can."""
+    folder = tmp_path / "folder"
+    folder.touch()
+    record = "_expert_distribution_record"
+    with processes.worker(
+        profile_dir=folder,
+        enable_expert_distribution_metrics=True,
+        expert_distribution_recorder_dir=folder,
+    ) as worker:
+        for start, write in (
+            ("/start_profile", "/stop_profile"),
+            (f"/start{record}", f"/dump{record}"),
+        ):
+            post_json(worker.url + start, {})
+            error = refusal(worker, write, {}, status=500)
+            assert error["type"] == "internal_server_error"
+            assert "File exists" in error["message"]
+        folder.unlink()
+        post_json(worker.url + "/start_profile", {})
+        assert post_json(worker.url + "/stop_profile", {})["file"].startswith(str(folder))
+        assert post_json(worker.url + f"/dump{record}", {})["file"].startswith(str(folder))
 
 
 def metrics(url: str) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from mla_router.worker.messages import Recorded
 from mla_router.worker.server.endpoints.info import stats_fields
-from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.errors import InternalError, InvalidField, InvalidRequest
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.parsed_body import read_parsed
 from mla_router.worker.server.schema.native import AbortRequest, StartProfileRequest
@@ -75,7 +75,9 @@ async def dump_expert_record(request: web.Request) -> web.Response:
 
 
 def _check(answer: Recorded, what: str) -> Recorded:
-    """Raises InvalidRequest if there is no `what`."""
+    """Raises InvalidRequest, or InternalError for a fault of this worker, if there is no `what`. The message may quote an
+    OSError: only operators use these endpoints."""
     if answer.problem:
-        raise InvalidRequest(f"No {what}: {answer.problem}", code=f"{what}_failed")
+        error = InternalError if answer.failed else InvalidRequest
+        raise error(f"No {what}: {answer.problem}", code=f"{what}_failed")
     return answer
