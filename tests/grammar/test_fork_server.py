@@ -47,6 +47,10 @@ def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForkServer, "is_stopped", False)
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def kill(pid: int, wait_for_end_of: int) -> None:
     """Kills `pid` and waits for the end of another process, after which its children end, too."""
     descriptor = os.pidfd_open(wait_for_end_of)
@@ -114,6 +118,19 @@ def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars, while_it: str
         own_grammars.close(key)
 
 
+def test_a_stopped_supervisor_of_a_dead_fork_server_is_replaced(own_grammars: Grammars) -> None:
+    """It starts no other fork server, so no grammar would be compiled again."""
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    fork_server = own_grammars.fork_server.pid
+    os.kill(parent_of(fork_server), signal.SIGSTOP)
+    kill(fork_server, fork_server)
+    key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
+    with pytest.raises(Refused, match="lost the processes") as refused:
+        wait_for(own_grammars, key)
+    assert not refused.value.problem.is_of_grammar
+    own_grammars.close(open_request(own_grammars, Grammar("regex", "[0-9]+!")))
+
+
 def test_a_failed_fork_fails_one_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be too many processes for a moment."""
 
@@ -156,8 +173,7 @@ def test_a_killed_supervisor_is_replaced(own_grammars: Grammars) -> None:
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
     fork_server = own_grammars.fork_server.pid
-    supervisor = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
-    kill(supervisor, fork_server)
+    kill(parent_of(fork_server), fork_server)
     with pytest.raises(Refused, match="lost the processes") as refused:
         allowed(own_grammars, key, [])
     assert not refused.value.problem.is_of_grammar
@@ -174,8 +190,7 @@ def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
     expected = allowed(own_grammars, key, [])
     own_grammars.close(key)
     fork_server = own_grammars.fork_server.pid
-    supervisor = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
-    kill(supervisor, fork_server)
+    kill(parent_of(fork_server), fork_server)
 
     def fail(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

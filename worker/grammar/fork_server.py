@@ -78,7 +78,12 @@ class ForkServer:
 
     def has_lost(self, generation: int) -> bool:
         """Returns whether fork server number `generation` has died, and all its grammar workers with it."""
-        return generation != self.generation or state_of(self.pid) in "ZX"
+        return generation != self.generation or self.is_dead
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the fork server has died, and the supervisor has not started another one."""
+        return state_of(self.pid) in "ZX"
 
     @property
     def is_stopped(self) -> bool:

@@ -23,7 +23,7 @@ from mla_router.worker.grammar import supervisor
 from mla_router.worker.grammar.client import GrammarWorker, WorkerLost
 from mla_router.worker.grammar.compile_queues import CompileQueues, Waiting
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.fork_server import ForkServer
+from mla_router.worker.grammar.fork_server import STOPPED, ForkServer, state_of
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Row
 from mla_router.worker.grammar.supervisor import Settings, Supervisor
@@ -117,7 +117,7 @@ class Grammars:
         opened: list[tuple[int, Problem | None]] = []
         for worker in [worker for worker in self._workers.values() if worker.has_news]:
             opened += self._poll(worker)
-        self._replace_stopped_fork_server()
+        self._end_stopped()
         self._end_overdue(time.monotonic())
         self._advance_queues()
         opened += self._failed
@@ -238,14 +238,19 @@ class Grammars:
         self._workers[grammar] = worker
         return worker
 
-    def _replace_stopped_fork_server(self) -> None:
-        """Ends a fork server that is stopped by a signal while grammars wait for it. The next one reads its orders."""
+    def _end_stopped(self) -> None:
+        """Ends a fork server that is stopped by a signal while grammars wait for it: the next one reads its orders. Ends a
+        stopped supervisor whose fork server is dead: the orders are lost with it, and the next grammar starts both."""
         if all(worker.has_started for worker in self._workers.values()):
             return
         if self.fork_server.is_stopped:
             logger.error("the grammar fork server is stopped by a signal, and is replaced")
             self.fork_server.expect_next()
             self.fork_server.kill()
+        elif self.fork_server.is_dead and state_of(self._supervisor.pid) == STOPPED:
+            logger.error("the grammar supervisor is stopped by a signal, and is killed")
+            self._supervisor.kill()
+            self._supervisor.wait()
 
     def _replace_lost_supervisor(self) -> None:
         if self._supervisor.poll() is None:

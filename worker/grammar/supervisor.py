@@ -52,7 +52,7 @@ class Forked:
     """A forked child process, with some methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -64,11 +64,11 @@ class Forked:
 
     def kill(self) -> None:
         if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
     def _wait(self, options: int) -> int | None:
         if self._status is None:
-            pid, status = os.waitpid(self._pid, options)
+            pid, status = os.waitpid(self.pid, options)
             if pid != 0:
                 self._status = os.waitstatus_to_exitcode(status)
         return self._status
