@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+from collections.abc import Callable
+
+from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
 TIMEOUT_S = 1.0
 POLL_S = 0.2
@@ -17,9 +20,13 @@ async def until_healthy(host: str, port: int) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def until_silent(host: str, port: int, seconds: float) -> None:
-    """Waits until /health has had no answer, of any status, for `seconds`. Several checks in a row must fail: if this
-    process was stopped as well, that time does not count."""
+async def until_silent(
+    host: str, port: int, watchdog_s: float, show: Callable[[str], None]
+) -> None:
+    """Waits until /health has had no answer, of any status, for STUCK_FACTOR times `watchdog_s`, and reports to `show` that
+    the worker is killed, which is up to the caller. Several checks in a row must fail: if this process was stopped as well,
+    that time does not count."""
+    seconds = STUCK_FACTOR * watchdog_s
     period = seconds / SILENT_CHECKS
     silent = 0
     while silent < SILENT_CHECKS:
@@ -27,6 +34,7 @@ async def until_silent(host: str, port: int, seconds: float) -> None:
             asyncio.to_thread(_status, host, port, period), asyncio.sleep(period)
         )
         silent = silent + 1 if status is None else 0
+    show(f"no answer for {seconds:g} seconds, and is killed")
 
 
 def _status(host: str, port: int, timeout_s: float) -> int | None:

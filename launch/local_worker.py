@@ -11,7 +11,6 @@ from mla_router.launch.health import until_healthy, until_silent
 from mla_router.launch.process import Process
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
 WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
 
@@ -61,9 +60,7 @@ class LocalWorker:
         host, port = self._config.host, self._config.port
         await until_healthy(host, port)
         on_ready(f"process {process.pid}")
-        seconds = STUCK_FACTOR * self._config.watchdog_timeout
-        await until_silent(host, port, seconds)
-        self._show(f"no answer for {seconds:g} seconds, and is killed")
+        await until_silent(host, port, self._config.watchdog_timeout, self._show)
         process.kill()
 
     async def stop(self, grace_s: float) -> None:

@@ -12,7 +12,6 @@ from mla_router.launch.health import until_healthy, until_silent
 from mla_router.launch.ray.cluster import LostError, StartError
 from mla_router.launch.supervisor import End
 from mla_router.worker.config import WorkerConfig, with_port
-from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
 PENDING_S = 5.0  # until the output tells that a worker waits for room
 
@@ -100,9 +99,7 @@ class RayWorker:
             self._router.add_worker(url)
         try:
             on_ready(url)
-            seconds = STUCK_FACTOR * self._config.watchdog_timeout
-            await until_silent(host, port, seconds)
-            self._show(f"no answer for {seconds:g} seconds, and is killed")
+            await until_silent(host, port, self._config.watchdog_timeout, self._show)
             placed.release()
             await asyncio.Future()  # its events end
         finally:
