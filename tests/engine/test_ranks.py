@@ -29,7 +29,7 @@ from support.quantized_folders import Format, quantize_folder
 from support.rank_engine import RecordingEngine, engine_of_rank
 from support.ranks import ranks
 from support.served_steps import CAPACITY, TOLERANCE, numbers, serve, served
-from support.tiny_eagle import write_tiny_eagle
+from support.tiny_drafter import write_tiny_drafter
 from support.tiny_model import CONFIGS, write_tiny_model
 from support.tiny_mtp import write_tiny_mtp
 
@@ -83,13 +83,7 @@ def test_drafts_of_the_own_layer(
 
 @pytest.mark.parametrize("name", ["v3", "llama_gqa"])
 def test_trees_of_drafts(tmp_path: Path, name: str) -> None:
-    how = {}
-    if name == "v3":
-        write_tiny_mtp(tmp_path / "model", 1, **CONFIGS[name])
-    else:
-        write_tiny_model(tmp_path / "model", **CONFIGS[name])
-        how["eagle"] = tmp_path / "eagle"
-        write_tiny_eagle(how["eagle"], tmp_path / "model", bias=True)
+    how = {"eagle": write_tiny_drafter(tmp_path, name)}
     shape = TreeShape(3, 3, 8, CAPACITY.num_slots)
     one = served(
         tmp_path / "model", capacity=replace(CAPACITY, tokens_per_row=4, tree=shape), **how
@@ -109,13 +103,12 @@ def test_drafts_of_a_layer_beside_replicas_of_experts(tmp_path: Path) -> None:
 
 def test_drafts_of_an_eagle_head(tmp_path: Path) -> None:
     """4 ranks share 2 KV heads."""
-    write_tiny_model(tmp_path / "model", **CONFIGS["llama_gqa"])
-    write_tiny_eagle(tmp_path / "eagle", tmp_path / "model", bias=True)
+    eagle = write_tiny_drafter(tmp_path, "llama_gqa")
     capacity = replace(CAPACITY, tokens_per_row=4)
-    one = served(tmp_path / "model", capacity=capacity, eagle=tmp_path / "eagle")
+    one = served(tmp_path / "model", capacity=capacity, eagle=eagle)
     assert_drafts_were_accepted(one)
     for size in (2, 4):
-        compare(one, tmp_path / "model", size, 1, eagle=tmp_path / "eagle")
+        compare(one, tmp_path / "model", size, 1, eagle=eagle)
 
 
 def assert_drafts_were_accepted(engine: RecordingEngine) -> None:

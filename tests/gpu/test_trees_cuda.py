@@ -22,9 +22,8 @@ from mla_router.worker.kernels.sampling.tree_growth import (
 from mla_router.worker.messages import Generate, Stats, ToScheduler
 from mla_router.worker.tree_shape import TreeShape
 from support.scripted_scheduler import run
-from support.tiny_eagle import write_tiny_eagle
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.tiny_mtp import write_tiny_mtp
+from support.tiny_drafter import write_tiny_drafter
+from support.tiny_model import VOCAB_SIZE
 
 pytestmark = pytest.mark.gpu
 
@@ -37,11 +36,7 @@ REQUESTS, TOKENS = 6, 41
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a head for it, or with a model that has a layer of its own."""
     path = tmp_path_factory.mktemp("trees")
-    if request.param == "v3":
-        write_tiny_mtp(path / "model", 1, **CONFIGS["v3"])
-    else:
-        write_tiny_model(path / "model", **CONFIGS[request.param])
-        write_tiny_eagle(path / "eagle", path / "model", bias=True)
+    write_tiny_drafter(path, request.param)
     return path
 
 

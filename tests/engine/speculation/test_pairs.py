@@ -17,9 +17,8 @@ from mla_router.worker.messages import Generate, ToScheduler
 from support.drafted_runs import NOISE_ALONE, engine_of, outcome_of
 from support.forcing_grammars import FORCING
 from support.scripted_scheduler import generate
-from support.tiny_eagle import write_tiny_eagle
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.tiny_mtp import write_tiny_mtp
+from support.tiny_drafter import write_tiny_drafter
+from support.tiny_model import VOCAB_SIZE
 from support.token_masks import token_bits
 
 SHARED = [7 * i % VOCAB_SIZE for i in range(40)]
@@ -64,14 +63,11 @@ def script() -> dict[int, list[ToScheduler]]:
 @pytest.mark.parametrize("overlap", [True, False], ids=["chain", "tree, no overlap"])
 def test_any_two_features(tmp_path: Path, overlap: bool) -> None:
     settings: dict[str, Any] = {}
-    if overlap:
-        write_tiny_mtp(tmp_path / "model", 1, **CONFIGS["v3"])
-    else:
-        write_tiny_model(tmp_path / "model", **CONFIGS["llama_gqa"])
-        write_tiny_eagle(tmp_path / "eagle", tmp_path / "model", bias=True)
+    eagle = write_tiny_drafter(tmp_path, "v3" if overlap else "llama_gqa")
+    if eagle is not None:
         settings = {
             "speculative_algorithm": "EAGLE",
-            "speculative_draft_model_path": str(tmp_path / "eagle"),
+            "speculative_draft_model_path": str(eagle),
             "speculative_eagle_topk": 3,
             "speculative_num_draft_tokens": 8,
         }

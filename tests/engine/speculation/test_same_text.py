@@ -12,8 +12,8 @@ from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Generate, ToScheduler
 from support.drafted_runs import NOISE_ALONE, engine_of, mixed_script, outcome_of
 from support.forcing_grammars import FORCING
-from support.tiny_eagle import write_tiny_eagle
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_drafter import write_tiny_drafter
+from support.tiny_model import CONFIGS, VOCAB_SIZE
 from support.tiny_mtp import export_nextn, write_tiny_mtp
 
 
@@ -75,9 +75,7 @@ def test_drafts_are_accepted_under_a_grammar(folder: Path, overlap: bool) -> Non
 
 @pytest.mark.parametrize("name", ["llama_gqa", "llama_mha"])
 def test_eagle(tmp_path: Path, name: str) -> None:
-    write_tiny_model(tmp_path / "model", **CONFIGS[name])
-    write_tiny_eagle(tmp_path / "eagle", tmp_path / "model", bias=True)
-    eagle = {"speculative_draft_model_path": str(tmp_path / "eagle")}
+    eagle = {"speculative_draft_model_path": str(write_tiny_drafter(tmp_path, name))}
     expected = outcome_of(mixed_script(5, 16), engine_of(tmp_path / "model", 0))
     drafting = engine_of(tmp_path / "model", 3, speculative_algorithm="EAGLE", **eagle)
     got = outcome_of(mixed_script(5, 16), drafting, chunk_size=24)

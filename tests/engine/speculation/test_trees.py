@@ -13,20 +13,16 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import Abort, Generate, ToScheduler
 from support.drafted_runs import NOISE_ALONE, Outcome, engine_of, mixed_script, outcome_of
 from support.forcing_grammars import FORCING
-from support.tiny_eagle import PaperEagle, write_tiny_eagle
-from support.tiny_model import CONFIGS, write_tiny_model
-from support.tiny_mtp import PaperMtp, write_tiny_mtp
+from support.tiny_drafter import write_tiny_drafter
+from support.tiny_eagle import PaperEagle
+from support.tiny_mtp import PaperMtp
 
 
 @pytest.fixture(scope="module", params=["llama_gqa", "v3"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a head for it, or with a model that has a layer of its own."""
     path = tmp_path_factory.mktemp("trees")
-    if request.param == "v3":
-        write_tiny_mtp(path / "model", 1, **CONFIGS["v3"])
-    else:
-        write_tiny_model(path / "model", **CONFIGS[request.param])
-        write_tiny_eagle(path / "eagle", path / "model", bias=True)
+    write_tiny_drafter(path, request.param)
     return path
 
 
