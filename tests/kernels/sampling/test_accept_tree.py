@@ -48,15 +48,7 @@ def test_as_a_walk(
     lengths = integers(1, 50, SLOTS).int()
     drafted, parents = integers(0, 3, SLOTS, nodes - 1), torch.zeros(SLOTS, nodes).long()
     for slot in range(SLOTS):
-        depths, children = [0], set[tuple[int, int]]()
-        for node in range(1, nodes):
-            allowed = [parent for parent in range(node) if depths[parent] < depth]
-            parent = allowed[int(integers(0, len(allowed), 1))]
-            while (parent, int(drafted[slot, node - 1])) in children:
-                drafted[slot, node - 1] += 1
-            children.add((parent, int(drafted[slot, node - 1])))
-            parents[slot, node] = parent
-            depths.append(depths[parent] + 1)
+        grow(drafted[slot], parents[slot], depth, integers)
     last_token = torch.full((SLOTS,), 99)
     bounds = lengths[slots[:decodes]].long() + integers(-1, depth + 2, decodes)
     limits = integers(1, nodes + 1, decodes) if limited else torch.full((decodes,), nodes)
@@ -80,16 +72,10 @@ def test_as_a_walk(
     for at, slot in enumerate(slots.tolist()):
         first = at * nodes if at < decodes else decodes * nodes + at - decodes
         length, walked = int(lengths[slot]), [0]
-        while at < decodes and length + len(walked) <= int(bounds[at]):
-            token = int(sampled[first + walked[-1]])
-            found = [
-                node
-                for node in range(1, int(limits[at]))
-                if parents[slot, node] == walked[-1] and drafted[slot, node - 1] == token
-            ]
-            if not found:
-                break
-            walked += found
+        if at < decodes:
+            tokens = sampled[first : first + int(limits[at])].tolist()
+            room = int(bounds[at]) - length
+            walked = walk(tokens, drafted[slot].tolist(), parents[slot].tolist(), room)
         gained = [int(sampled[first + node]) for node in walked]
         spare = [UNUSED] * (depth + 1 - len(walked))
         assert out[at].tolist() == gained + spare
@@ -102,6 +88,36 @@ def test_as_a_walk(
     untouched = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
     assert torch.equal(state[0].cpu()[untouched], lengths[untouched])
     assert torch.equal(state[1].cpu()[untouched], last_token[untouched])
+
+
+def grow(
+    drafted: torch.Tensor, parents: torch.Tensor, depth: int, integers: Callable[..., torch.Tensor]
+) -> None:
+    """Draws the parent of each node but the root, and changes drafts until those of one parent differ."""
+    depths, children = [0], set[tuple[int, int]]()
+    for node in range(1, len(parents)):
+        allowed = [parent for parent in range(node) if depths[parent] < depth]
+        parent = allowed[int(integers(0, len(allowed), 1))]
+        while (parent, int(drafted[node - 1])) in children:
+            drafted[node - 1] += 1
+        children.add((parent, int(drafted[node - 1])))
+        parents[node] = parent
+        depths.append(depths[parent] + 1)
+
+
+def walk(sampled: list[int], drafted: list[int], parents: list[int], room: int) -> list[int]:
+    """Returns the accepted nodes from the root on: each is the child that has the token sampled at its parent."""
+    walked = [0]
+    while len(walked) <= room:
+        found = [
+            node
+            for node in range(1, len(sampled))
+            if parents[node] == walked[-1] and drafted[node - 1] == sampled[walked[-1]]
+        ]
+        if not found:
+            break
+        walked += found
+    return walked
 
 
 def launches() -> None:
