@@ -26,38 +26,34 @@ logger = logging.getLogger(__name__)
 _FLASHINFER_HEADS = 64
 
 
+class Asked(NamedTuple):
+    """The arguments of `AttentionBackend.supports`."""
+
+    spec: AttentionSpec
+    device: torch.device
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+
+
 class Candidate(NamedTuple):
     """A backend, or its prefill with FlashInfer's decode."""
 
     backend: type[TorchBackend | TritonBackend | FlashInferBackend]
     flashinfer_mla: bool = False
 
-    def obstacle(
-        self,
-        spec: AttentionSpec,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype,
-    ) -> str | None:
-        """Returns the flag and the reason for which this candidate cannot serve `spec`; None if it can."""
-        asked = spec, device, dtype, kv_cache_dtype
+    def obstacle(self, asked: Asked) -> str | None:
+        """Returns the flag and the reason for which this candidate cannot serve; None if it can."""
         if self.flashinfer_mla and (reason := FlashInferMlaBackend.supports(*asked)):
             return f"{FLASHINFER_MLA}: {reason}"
         if reason := self.backend.supports(*asked):
             return f"--attention-backend {self.backend.name}: {reason}"
         return None
 
-    def build(
-        self,
-        spec: AttentionSpec,
-        device: torch.device,
-        dtype: torch.dtype,
-        kv_cache_dtype: torch.dtype,
-    ) -> AttentionBackend:
-        backend = self.backend(spec, device, dtype, kv_cache_dtype)
-        return (
-            FlashInferMlaBackend(backend, spec, device, dtype) if self.flashinfer_mla else backend
-        )
+    def build(self, asked: Asked) -> AttentionBackend:
+        backend = self.backend(*asked)
+        if not self.flashinfer_mla:
+            return backend
+        return FlashInferMlaBackend(backend, asked.spec, asked.device, asked.dtype)
 
 
 def choose_attention(
@@ -76,9 +72,8 @@ def choose_attention(
     backends = []
     for spec in model.attention_specs:
         candidates = _candidates(wanted, spec, flashinfer_mla, with_trees=with_trees)
-        backends.append(
-            _first_that_serves(candidates, spec, device, dtype, kv_cache_dtype or dtype)
-        )
+        asked = Asked(spec, device, dtype, kv_cache_dtype or dtype)
+        backends.append(_first_that_serves(candidates, asked))
     attention = ModelAttention(
         backends, [spec.window is not None for spec in model.attention_specs]
     )
@@ -99,20 +94,14 @@ def _candidates(
     return candidates
 
 
-def _first_that_serves(
-    candidates: Sequence[Candidate],
-    spec: AttentionSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    kv_cache_dtype: torch.dtype,
-) -> AttentionBackend:
+def _first_that_serves(candidates: Sequence[Candidate], asked: Asked) -> AttentionBackend:
     obstacles: list[str] = []
     for candidate in candidates:
-        obstacle = candidate.obstacle(spec, device, dtype, kv_cache_dtype)
+        obstacle = candidate.obstacle(asked)
         if obstacle is None:
-            if device.type != "cpu":
+            if asked.device.type != "cpu":
                 for passed_over in obstacles:
                     logger.info("Not used for attention: %s", passed_over)
-            return candidate.build(spec, device, dtype, kv_cache_dtype)
+            return candidate.build(asked)
         obstacles.append(obstacle)
     raise ConfigError("; ".join(dict.fromkeys(obstacles)))
