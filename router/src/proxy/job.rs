@@ -3,12 +3,13 @@
 use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::HeaderName;
+use http::{HeaderMap, HeaderName};
 use smallvec::SmallVec;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
     admission::{Client, LineKey, Slot},
+    config::Config,
     deadline_timer::{SharedTimer, TakenTimer},
     endpoint::Endpoint,
     engine::{Runtime, continuation, include_usage},
@@ -76,12 +77,7 @@ impl Job {
         timer: &SharedTimer,
     ) -> Box<Self> {
         let received = Instant::now();
-        let limit = router.config.request_timeout_secs.get();
-        let limit_of_client =
-            find(request.headers(), &TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
-        let limit_of_client =
-            limit_of_client.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-        let deadline = received + limit_of_client.map_or(limit, |own| own.min(limit));
+        let deadline = received + time_limit(&router.config, request.headers());
         let mut key = match endpoint.key_route() {
             Some(route) => read_key(route, &request.body).await,
             None => None,
@@ -172,6 +168,13 @@ impl Drop for Job {
     }
 }
 
+/// The time for the whole response: the limit of the client, at most --request-timeout-secs.
+fn time_limit(config: &Config, headers: &HeaderMap) -> Duration {
+    let limit = config.request_timeout_secs.get();
+    let own = find(headers, &TIMEOUT_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+    own.map_or(limit, |own| Duration::from_millis(own).min(limit))
+}
+
 /// Reads the key of `body`. A large body is read on another thread, so that the other requests of this thread do
 /// not wait.
 async fn read_key(route: Route, body: &Bytes) -> Option<RouteKey> {
@@ -187,7 +190,7 @@ async fn read_key(route: Route, body: &Bytes) -> Option<RouteKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, engine::WorkerInfo};
+    use crate::engine::WorkerInfo;
 
     /// Each attempt needs the model, and a body may have hundreds of megabytes.
     #[tokio::test]

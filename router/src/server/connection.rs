@@ -299,7 +299,10 @@ impl Serving {
     ) -> (Response<Answer>, bool) {
         let stream = *request.body();
         let endpoint = Endpoint::of(request.method(), request.uri().path());
+        // A wrong method on a data-plane path has no endpoint: it counts as a request to the router itself, but its key and
+        // origin are checked as on any data-plane path.
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
+        let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         let config = &self.router.config;
         let id = request_id::choose(&config.request_id_headers, request.headers());
         request.headers_mut().insert(request_id::HEADER, id.clone());
@@ -309,11 +312,10 @@ impl Serving {
         let log = (config.access_log || trace.is_some()).then(|| {
             Arc::new(RequestLog::new(id.clone(), named, self.client, config.access_log, trace))
         });
-        let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         let reader = self.sites.reader(plane, request.headers());
         let answer = match refusal {
             Some(error) => Err(error),
-            None => self.answer(endpoint, request, timer, log.as_ref()).await,
+            None => self.answer(endpoint, plane, request, timer, log.as_ref()).await,
         };
         let mut response = match answer {
             Ok(response) => response,
@@ -350,13 +352,12 @@ impl Serving {
     async fn answer(
         &self,
         endpoint: Result<Endpoint, Error>,
+        plane: Endpoint,
         request: Box<Request<RequestBody<'_>>>,
         timer: &SharedTimer,
         log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
         // The futures below are boxed, because they are large and this one is moved.
-        // A data-plane path with a wrong method is still a data-plane path.
-        let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         if let Some(permission) = self.sites.preflight(&request) {
             return permission.map(|response| response.map(ResponseBody::Own));
         }
