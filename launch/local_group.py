@@ -102,7 +102,7 @@ class LocalGroup:
 def _first_end(
     ends: Sequence[asyncio.Task[End]], nodes: Sequence[Node], lost: Sequence[asyncio.Task[int]]
 ) -> End:
-    """Returns the end of the group by that of a node or a DP rank. The loss of a node comes first: it ends DP ranks."""
+    """Returns the end of the group, caused by a node or a DP rank. The loss of a node comes first: it ends DP ranks."""
     for node, loss in zip(nodes, lost, strict=True):
         if loss.done():
             return End(loss.result(), f"is a group whose {node.name} has ended")

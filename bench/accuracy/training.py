@@ -1,4 +1,4 @@
-"""What the trainers of the small models share: flags, the data and the loss."""
+"""Flags, data and loss of the trainers of the small models."""
 
 from __future__ import annotations
 

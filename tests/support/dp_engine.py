@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one rank has seen."""
+    """The results of one rank, and the rows that its gates have seen."""
 
     results: list[StepResult]  # of the steps in which it has rows
     idle_rows: int  # that gates have seen

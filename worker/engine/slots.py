@@ -37,7 +37,7 @@ class SlotState:
         self.idle_slot = capacity.num_slots
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
         self._with_drafts = capacity.num_drafts > 0
-        # [slots, max drafts], of the tokens after the last one; or those of the nodes of `tree`, without its root
+        # [slots, max drafts]: drafts of the tokens after the last one, or of the nodes of `tree` after the root
         drafts = max(1, capacity.rows_per_decode - 1)
         self.drafts = torch.zeros(slots, drafts, dtype=torch.int64, device=device)
         self.tree = None if capacity.tree is None else TreeState(capacity, device)

@@ -15,14 +15,14 @@ from mla_router.worker.scheduler.step import Step
 class StepDrafts(NamedTuple):
     verified: int  # drafts of each decode slot in the step
     made: bool  # whether the step makes drafts for the next one
-    followed: bool  # whether the drafter runs over its rows
+    followed: bool  # whether the drafter runs over the rows of the step
 
 
 class DecodeOutcome(NamedTuple):
-    """What a step of decoding requests showed: the part of one DP rank, or that of all together."""
+    """The requests, tokens and time of a step of decoding requests, on one DP rank or on all together."""
 
-    requests: int = 0  # 0: it showed nothing
-    tokens: int = 0  # that it gave to them
+    requests: int = 0  # 0: nothing can be learned from the step
+    tokens: int = 0  # given to the requests
     seconds: float = 0.0
     has_drafts: bool = False  # it verified or made drafts, or followed a step that made some
     follows_prompts: bool = False  # the drafter ran over prompts in its time
@@ -32,8 +32,8 @@ NOTHING = DecodeOutcome()
 
 
 class DraftPolicy:
-    """Large batches have no drafts: their decode steps are no longer bound by the reading of weights, and rows of drafts
-    then cost as much as other rows."""
+    """Decides which steps have drafts. Large batches have none: their decode steps are no longer bound by the reading of
+    weights, and rows of drafts then cost as much as other rows."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class DraftPolicy:
         self._max_requests = max_requests
         self._choice = choice
         self._is_shared = is_shared
-        self._is_agreed = False  # that the next steps of all DP ranks have drafts
+        self._is_agreed = False  # whether the next steps of all DP ranks have drafts
         self._shown = NOTHING
-        self._has_made = False  # the last step
+        self._has_made = False  # whether the last step has made drafts
         self._last = StepPlan((), (), (), (), ())
 
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:

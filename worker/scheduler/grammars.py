@@ -112,8 +112,8 @@ class GrammarRequests:
         )
 
     def keep_drafts(self, step: Step, drafts: list[list[int]] | None) -> None:
-        """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and those of
-        earlier steps may no longer be on the device."""
+        """Keeps the drafts that a step has made, aligned with its sampled requests. None: it has made none, and the drafts
+        of earlier steps may no longer be on the device."""
         for row, request in enumerate(step.sampled):
             if entry := self._entries.get(request.rid):
                 entry.drafts = drafts[row] if drafts else []

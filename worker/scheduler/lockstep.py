@@ -98,7 +98,7 @@ class Lockstep:
     """Implements `StepGroup` for one of several DP ranks."""
 
     def __init__(self, mailbox: Mailbox, heartbeat: Heartbeat) -> None:
-        """`heartbeat`: that of this scheduler, which is paused while it waits for the others."""
+        """`heartbeat`: of this scheduler; paused while the scheduler waits for the others."""
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self._turn = 0

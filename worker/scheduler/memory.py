@@ -28,8 +28,8 @@ class Memory:
         self.free_slots = list(range(capacity.num_slots - 1, -1, -1))
 
     def pages_for(self, tokens: int) -> int:
-        """Returns the pages of a request of `tokens` tokens. Each has a window page, if there are any: those of a chunk are
-        needed until it is computed, and become spare later."""
+        """Returns the pages of a request of `tokens` tokens. Where layers have window pages, each page has
+        one: a chunk needs its window pages until it is computed, and they become spare later."""
         return -(-tokens // self.page_size) * self.capacity.page_kinds
 
     def can_ever_fit(self, prompt_tokens: int, max_tokens: int) -> bool:

@@ -18,7 +18,7 @@ class Step:
     sampled: list[Request]  # aligned with plan.sampled_slots
     predicted_s: float = 0.0  # predicted time on the device
     tower_s: float = field(init=False)  # predicted time of images before the step
-    is_typical: bool = True  # False: its time is rather that of another DP rank's step
+    is_typical: bool = True  # False: its time depends on the step of another DP rank
     forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
     # By request with a bitmask: maximum number of tokens that the step gives, once it is sampled

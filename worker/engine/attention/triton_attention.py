@@ -162,8 +162,8 @@ class TritonAttention:
             merge_states(out, lse, *attend(over, None))
 
     def _latents(self, own: Tensor, cache: Tensor, over: Pass, scales: KVScales) -> Tensor:
-        """Returns the latents of the keys of a pass, in the dtype of `own`: those of the step's rows, with the numbers that
-        the cache has (`rope_kv_write`, in_place)."""
+        """Returns the latents of the keys of a pass, in the dtype of `own`: the latents of the step's rows, with the values
+        of the cache (`rope_kv_write`, in_place)."""
         if over.has_own_keys:
             return own
         return self._rows(cache, over, own.dtype, KVScales(scales.keys, scales.keys), 0)

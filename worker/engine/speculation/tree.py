@@ -3,7 +3,7 @@
 After the sampling of a step, the layer runs over all its rows (`extension.py`), and the accepted nodes are moved to
 the pages of their slots. Then a tree grows from the last token of each slot: in each depth the layer runs over the best
 nodes of the depth before (`kernels/sampling/tree_growth.py`). Their keys and values lie after the pages of all
-requests, as those of the nodes that the next step verifies, and are not kept.
+requests, as do the keys and values of the nodes that the next step verifies, and are not kept.
 
 The children of a node are the tokens of the largest scores with the noise of the token that they stand for
 (`kernels/sampling/top_scores.py`). The first one is the draft of a chain.

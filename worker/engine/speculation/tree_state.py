@@ -24,7 +24,7 @@ class TreeState:
         def zeros() -> Tensor:
             return torch.zeros(slots, nodes, dtype=torch.int64, device=device)
 
-        # At first all nodes are children of the root, so that those of a slot without room are idle
+        # At first all nodes are children of the root, so that the nodes of a slot without room are idle
         self.trees = Trees(zeros(), zeros(), zeros())
         self.trees.depths[:, 1:] = 1
         self.trees.ancestors[:] = 1 | 1 << torch.arange(nodes, device=device)

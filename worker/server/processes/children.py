@@ -97,7 +97,7 @@ async def scheduler_process(
 
 
 class RankInputs(NamedTuple):
-    """What the process of a rank gets in addition to the settings, for the rendezvous."""
+    """Inputs of the process of a rank in addition to the settings, for the rendezvous."""
 
     flags: tuple[str, ...] = ()
     inherited: tuple[int, ...] = ()  # descriptors
@@ -182,7 +182,7 @@ async def rank_group(
     group: DpGroup | None = None,
 ) -> AsyncIterator[list[Part]]:
     """Runs the scheduler, which is rank 0, and the other ranks of this machine within the block. Yields all ranks in order,
-    with those of other nodes. `scheduler` and `rank`: commands without their flags."""
+    also the ranks of other nodes. `scheduler` and `rank`: commands without their flags."""
     with rank_inputs(state.config, nodes, group) as inputs:
         async with (
             rank_processes(rank, state, directory, inputs) as others,

@@ -15,7 +15,7 @@ class MediaUrl(msgspec.Struct):
 
 
 class NamedUrl(MediaUrl, kw_only=True):
-    """A URL from another field of the client's than that of a chat. No client sends it."""
+    """A URL of a client that uses another endpoint, with the name of its field. No chat request has this type."""
 
     field: str
 

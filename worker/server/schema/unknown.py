@@ -90,8 +90,8 @@ class _Fields:
 
 
 def unknown_fields(body: bytes, kind: type[Struct]) -> list[str]:
-    """Returns the unknown fields of a body, and of the objects in its fields, that are ignored; those of an object in a
-    list without its index. Raises InvalidRequest for a misspelt field."""
+    """Returns the unknown fields of a body, and of the objects in its fields, that are ignored. A field of an
+    object in a list is named without the index. Raises InvalidRequest for a misspelt field."""
     ignored: list[str] = []
     _examine(body, _fields_of(kind), "", ignored)
     return [_INDEX.sub("[]", name) for name in ignored]
