@@ -97,14 +97,16 @@ class Planner:
             self._release(request)
 
     def _admit(self, decodes: int) -> tuple[list[Request], list[ChunkBudget]] | None:
-        admitted = self.admission.admit(self.running.values(), decodes=decodes)
-        for request in admitted[0] if admitted else ():
+        found = self.admission.admit(self.running.values(), decodes=decodes)
+        if found is None:
+            return None
+        for request in found[0]:
             self.running[request.rid] = request
             if not request.was_retracted:
                 request.queue_seconds = time.monotonic() - request.arrived_at
                 self.num_prompt_tokens += len(request.context)
                 self.num_cached_tokens += request.num_cached
-        return admitted
+        return found
 
     def _preempt(self) -> bool:
         """Retracts requests of lower priority until the next candidate fits, if it then can fit. Returns whether any
