@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -75,6 +76,27 @@ def test_all(
         print(f"{number}/{len(mutants)} {seconds:5.1f} s {outcome:8} {mutant.name}", flush=True)
 
 
+def counted(names: list[str], journal: ResultsFile) -> dict[str, Any]:
+    """Returns the mutants of each outcome, and the score: the share of killed mutants, without equivalent ones."""
+    left_out = equivalents()
+    outcomes = {name: journal.outcomes[name] for name in names if name in journal.outcomes}
+    survived = sorted(n for n, outcome in outcomes.items() if outcome == "survived")
+    missed = [name for name in survived if name not in left_out]
+    counts = Counter(outcomes.values())
+    killed = counts["killed"] + counts["timeout"]
+    judged = killed + len(missed)
+    untested = [name for name in names if name not in outcomes and name not in left_out]
+    return {
+        "untested": len(untested),
+        "killed": killed,
+        "timeouts": counts["timeout"],
+        "unviable": counts["unviable"],
+        "equivalent": sum(name in left_out for name in names),
+        "score": round(killed / judged, 3) if judged else None,
+        "survived": missed,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -101,31 +123,16 @@ def main() -> int:
     journal = ResultsFile(TOOLS / "journals" / name)
     sample = journal.choose(mutants, arguments.sample, arguments.seed)
     test_all(side, sample, journal, arguments.minutes)
-    left_out = equivalents()
-    names = [mutant.name for mutant in sample]
-    outcomes = {name: journal.outcomes[name] for name in names if name in journal.outcomes}
-    survived = sorted(n for n, outcome in outcomes.items() if outcome == "survived")
-    missed = [name for name in survived if name not in left_out]
-    for name in missed:
-        print(f"survived: {name}")
-    counts = Counter(outcomes.values())
-    killed = counts["killed"] + counts["timeout"]
-    judged = killed + len(missed)
-    untested = [name for name in names if name not in outcomes and name not in left_out]
-    result = {
+    result: dict[str, Any] = {
         "side": arguments.side,
         "files": arguments.files or "all",
         "places": len({mutant.place for mutant in mutants.values()}),
         "sample": len(sample),
         "seed": arguments.seed,
-        "untested": len(untested),
-        "killed": killed,
-        "timeouts": counts["timeout"],
-        "unviable": counts["unviable"],
-        "equivalent": sum(name in left_out for name in names),
-        "score": round(killed / judged, 3) if judged else None,
-        "survived": missed,
+        **counted([mutant.name for mutant in sample], journal),
     }
+    for name in result["survived"]:
+        print(f"survived: {name}")
     record("mutants", result, arguments.out)
     return 0
 
