@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from mla_router.launch.local_worker import LocalWorker
-from mla_router.launch.supervisor import USAGE_ERROR, End
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.launch.supervisor import End
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 
 if TYPE_CHECKING:
     from mla_router.worker.dp_group import DpGroup
@@ -41,7 +41,7 @@ class LocalGroup:
             async with self._shared() as (groups, nodes):
                 return await self._run(groups, nodes, on_ready)
         except ConfigError as error:  # --dist-init-addr
-            return End(USAGE_ERROR, f"cannot start: {error}")
+            return End(EXIT_BAD_SETTINGS, f"cannot start: {error}")
 
     async def _run(
         self, groups: Sequence[DpGroup], nodes: Sequence[Node], on_ready: Callable[[str], None]

@@ -14,8 +14,8 @@ from mla_router.launch.node_processes import Command, GroupStart, NodeProcesses
 from mla_router.launch.output import Output
 from mla_router.launch.process import Process, describe_exit
 from mla_router.launch.signals import StopSignals
-from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy
-from mla_router.worker.config import WorkerConfig
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy
+from mla_router.worker.config import EXIT_BAD_SETTINGS, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.heartbeat_watch import RanksWatch
 from mla_router.worker.nodes.address import host_port, own_address
@@ -162,7 +162,7 @@ class Node:
             if death in done
         )
         text = f"{name} {describe_exit(status)}"
-        if status == USAGE_ERROR:
+        if status == EXIT_BAD_SETTINGS:
             raise SettingsError(f"{text}; its own lines above say why")
         return text
 

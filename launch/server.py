@@ -33,9 +33,9 @@ from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 from mla_router.launch.serving import ROTATION_POLL_S, serve
 from mla_router.launch.signals import KILLED_BY_CTRL_C
 from mla_router.launch.standard_files import open_standard_files
-from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy, Supervisor
 from mla_router.worker import preflight
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.model_folder import locate
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(
     except (BadRouterFlagError, ConfigError, RouterError, NoPortError, GaveUpError) as error:
         message = with_launcher_flags(str(error)) if isinstance(error, RouterError) else str(error)
         print(f"error: {message}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, BadRouterFlagError | ConfigError) else 1
+        return EXIT_BAD_SETTINGS if isinstance(error, BadRouterFlagError | ConfigError) else 1
 
 
 def _ports(options: Options, host: str) -> ClaimedPorts:

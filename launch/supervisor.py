@@ -15,9 +15,7 @@ from typing import NoReturn, Protocol
 
 from mla_router.launch.output import Output
 from mla_router.launch.process import describe_exit
-
-# Exit status of a worker with wrong settings; the same as argparse's.
-USAGE_ERROR = 2
+from mla_router.worker.config import EXIT_BAD_SETTINGS
 
 
 class GaveUpError(RuntimeError):
@@ -139,7 +137,7 @@ class _Member:
         if self.ready.is_set() or end.status is None:
             return
         reason = f"worker {self._index} {end} before it was ready"
-        if end.status == USAGE_ERROR:
+        if end.status == EXIT_BAD_SETTINGS:
             raise GaveUpError(f"{reason}; see its log lines above")
         if failures >= self._policy.attempts:
             raise GaveUpError(f"{reason}, {failures} times; see its log lines above")

@@ -15,12 +15,11 @@ from setproctitle import setproctitle
 from mla_router import __version__
 from mla_router.worker import flags, preflight
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.config import ConfigError
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError
 from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.model_folder import locate
 from mla_router.worker.server.processes.setup import set_up
 
-EXIT_BAD_FLAGS = 2
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RANK = (sys.executable, "-u", "-m", "mla_router.worker.ranks")
 SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
@@ -76,7 +75,7 @@ def main(
         preflight.check(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_FLAGS
+        return EXIT_BAD_SETTINGS
 
     set_up(config)
     if ignored := flags.without_effect(arguments):
@@ -108,7 +107,7 @@ def main(
             return asyncio.run(first.run(config, listeners, scheduler, rank, group))
         except ConfigError as error:  # --dist-init-addr
             print(f"error: {error}", file=sys.stderr)
-            return EXIT_BAD_FLAGS
+            return EXIT_BAD_SETTINGS
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mla_router.worker.settings import MIN_DIST_KEY, ConfigError, Settings
+from mla_router.worker.settings import EXIT_BAD_SETTINGS, MIN_DIST_KEY, ConfigError, Settings
 from mla_router.worker.tree_shape import TreeShape
 
 __all__ = [
+    "EXIT_BAD_SETTINGS",
     "SMALL_MODEL",
     "ConfigError",
     "WorkerConfig",

@@ -29,6 +29,10 @@ class ConfigError(ValueError):
     """An invalid setting. The message names the flag and the remedy."""
 
 
+# Exit status of a process that a ConfigError has ended, the same as argparse's: a restart would not help
+EXIT_BAD_SETTINGS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     model_path: str = _flag(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from mla_router.launch.node import Node
 from mla_router.launch.node_processes import Ranks, rank_command
 from mla_router.launch.output import Output
-from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.model_folder import locate
 
 
@@ -23,7 +23,7 @@ async def run_ranks(config: WorkerConfig, show: Callable[[str], None]) -> int:
         await node.keep_running()
     except ConfigError as error:
         show(f"error: {error}")
-        return USAGE_ERROR
+        return EXIT_BAD_SETTINGS
     except GaveUpError as error:
         show(f"error: {error}")
     return 1

@@ -19,8 +19,8 @@ import pytest
 from mla_router.launch.local_group import LocalGroup
 from mla_router.launch.local_worker import LocalWorker
 from mla_router.launch.output import Output
-from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
-from mla_router.worker.config import WorkerConfig
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy, Supervisor
+from mla_router.worker.config import EXIT_BAD_SETTINGS, WorkerConfig
 from support.processes import free_ports, wait_until
 from support.procfs import descendants, listener
 
@@ -194,7 +194,7 @@ def test_a_worker_that_never_becomes_ready_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_usage_error_is_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "exit_code").write_text(str(USAGE_ERROR))
+    (tmp_path / "exit_code").write_text(str(EXIT_BAD_SETTINGS))
     supervised = Supervised(tmp_path, 1)
 
     async def check(supervisor: Supervisor) -> None:

@@ -15,7 +15,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.heartbeat_watch import RanksWatch
 from mla_router.worker.nodes.address import host_port, resolve_in_time
@@ -30,7 +30,7 @@ from mla_router.worker.nodes.messages import (
     Session,
     Welcome,
 )
-from mla_router.worker.nodes.remote_node import EXIT_BAD_SETTINGS, EXIT_NODE_ENDED, Node, RemoteRank
+from mla_router.worker.nodes.remote_node import EXIT_NODE_ENDED, Node, RemoteRank
 
 MAX_STRANGERS = 16  # connections whose node is not yet known
 WARN_EVERY_S = 10.0  # strangers must not fill the log

@@ -13,7 +13,6 @@ from mla_router.worker.nodes.messages import Ended, LeaderBeat, NodeBeat
 
 BEAT_S = 0.25
 EXIT_NODE_ENDED = 3
-EXIT_BAD_SETTINGS = 2  # the launcher does not try again, unless the worker was ready before
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,12 @@ from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent, ignore_stop_signals
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks import rendezvous_flags
 
 EXIT_FAILED = 1
-EXIT_BAD_SETTINGS = 2
 
 logger = logging.getLogger(__name__)
 

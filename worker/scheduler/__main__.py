@@ -19,7 +19,7 @@ from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent, ignore_stop_signals
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.core import StepEngine, StepSeconds
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         run(config, arguments, heartbeat)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return EXIT_BAD_SETTINGS
     except (EngineFailed, RanksError):
         logging.getLogger(__name__).critical("the scheduler cannot continue", exc_info=True)
         return 1

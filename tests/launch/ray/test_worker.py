@@ -11,8 +11,8 @@ import pytest
 
 from mla_router import RouterError
 from mla_router.launch.output import Output
-from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
-from mla_router.worker.config import WorkerConfig
+from mla_router.launch.supervisor import GaveUpError, RestartPolicy, Supervisor
+from mla_router.worker.config import EXIT_BAD_SETTINGS, WorkerConfig
 
 pytest.importorskip("ray", reason="needs Ray: requirements.lock has it")
 
@@ -203,7 +203,7 @@ def test_losses_before_the_first_start_are_not_counted() -> None:
     ("end", "places", "message"),
     [
         ({"status": 1}, QUICK.attempts, "worker 0 exited with code 1 before it was ready, 3 times"),
-        ({"status": USAGE_ERROR}, 1, "worker 0 exited with code 2 before it was ready; see"),
+        ({"status": EXIT_BAD_SETTINGS}, 1, "worker 0 exited with code 2 before it was ready; see"),
         (StartError("no port"), QUICK.attempts, "worker 0 cannot run on its node: no port before"),
     ],
 )

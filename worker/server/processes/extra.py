@@ -13,13 +13,13 @@ import signal
 import socket
 from pathlib import Path
 
+from mla_router.worker.config import EXIT_BAD_SETTINGS
 from mla_router.worker.heartbeat_watch import STUCK_FACTOR, until_stuck
 from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.processes.serving import (
-    EXIT_BAD_SETTINGS,
     EXIT_FAILED,
     EXIT_STOPPED,
     prepare,

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker.config import EXIT_BAD_SETTINGS, WorkerConfig
 from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.heartbeat_watch import STUCK_FACTOR, until_stuck
@@ -36,7 +36,6 @@ from mla_router.worker.server.processes.children import (
     rank_group,
 )
 from mla_router.worker.server.processes.serving import (
-    EXIT_BAD_SETTINGS,
     EXIT_FAILED,
     EXIT_STOPPED,
     prepare,

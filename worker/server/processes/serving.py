@@ -24,7 +24,6 @@ from mla_router.worker.server.text.tokenizer import Tokenizer
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
-EXIT_BAD_SETTINGS = 2  # argparse's status: a restart would not help
 
 FLUSH_S = 1.0  # time for the last bytes of running handlers
 KEEPALIVE_S = 75.0  # longer than that of most clients, so that clients close idle connections first
