@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import SamplingParams
-from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels.kv_cache.tree_rows import Trees
 from mla_router.worker.kernels.sampling.tree_choice import choose_nodes_torch, choose_nodes_triton
 from mla_router.worker.kernels.sampling.tree_growth import (
@@ -19,17 +16,14 @@ from mla_router.worker.kernels.sampling.tree_growth import (
     grow_tree_torch,
     grow_tree_triton,
 )
-from mla_router.worker.messages import Generate, Stats, ToScheduler
 from mla_router.worker.tree_shape import TreeShape
-from support.scripted_scheduler import run
+from support.drafted_runs import served_on_gpu
 from support.tiny_drafter import write_tiny_drafter
 from support.tiny_model import VOCAB_SIZE
 
 pytestmark = pytest.mark.gpu
 
-# At this temperature the noise of its position decides a token, and a draft as well
-NOISE_ALONE = 1e6
-REQUESTS, TOKENS = 6, 41
+PROMPTS = [[(7 * n + 3 * i) % VOCAB_SIZE for i in range(20 + 9 * n)] for n in range(6)]
 
 
 @pytest.fixture(scope="module", params=["llama_gqa", "v3"])
@@ -40,44 +34,14 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-def served(
-    folders: Path, dtype: str, *, overlap: bool = True, **settings: Any
-) -> tuple[list[list[int]], Stats]:
-    """Returns the tokens of requests of which some are decided by noise alone, the others greedy."""
-    engine = load_engine(
-        WorkerConfig(
-            model_path=str(folders / "model"),
-            device="cuda",
-            dtype=dtype,
-            max_total_tokens=8192,
-            max_running_requests=8,
-            max_prefill_tokens=256,
-            piecewise_cuda_graph_max_tokens=256,
-            **settings,
-        )
-    )
-    script: dict[int, list[ToScheduler]] = {}
-    for n in range(REQUESTS):
-        noisy = n % 2 == 0 or dtype != "float32"
-        sampling = SamplingParams(TOKENS, temperature=NOISE_ALONE if noisy else 0.0, seed=n)
-        prompt = [(7 * n + 3 * i) % VOCAB_SIZE for i in range(20 + 9 * n)]
-        script.setdefault(2 * n, []).append(Generate(f"r{n}", prompt, sampling))
-    ran = run(
-        script,
-        engine=engine,
-        capacity=engine.capacity,
-        vocab_size=engine.model.config.vocab_size,
-        overlap=overlap,
-        chunk_size=32,
-    )
-    return [ran.channel.tokens(f"r{n}") for n in range(REQUESTS)], ran.scheduler.stats()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("depth", "nodes"), [(3, 16), (2, 5)])
 def test_tokens_are_those_without_drafts(folders: Path, dtype: str, depth: int, nodes: int) -> None:
     """With graphs in bfloat16, where noise alone decides: roundings do not matter. In float32 for greedy requests as well."""
-    expected, _ = served(folders, dtype)
+    served = partial(
+        served_on_gpu, PROMPTS, dtype, chunk_size=32, model_path=str(folders / "model")
+    )
+    expected, _ = served()
     drafter = {"speculative_algorithm": "NEXTN"}
     if (folders / "eagle").exists():
         drafter = {
@@ -86,8 +50,6 @@ def test_tokens_are_those_without_drafts(folders: Path, dtype: str, depth: int, 
         }
     for overlap in (True, False):
         got, stats = served(
-            folders,
-            dtype,
             overlap=overlap,
             **drafter,
             speculative_num_steps=depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,31 @@ def outcome_of(script: dict[int, list[ToScheduler]], engine: Engine, **how: Any)
         scored = [delta.logprobs for delta in deltas if isinstance(delta.logprobs, Logprobs)]
         found.logprobs[rid] = [number for some in scored for number in some.logprobs]
     return found
+
+
+def served_on_gpu(
+    prompts: Sequence[list[int]],
+    dtype: str,
+    *,
+    chunk_size: int,
+    overlap: bool = True,
+    **settings: Any,
+) -> tuple[list[list[int]], Stats]:
+    """Returns the tokens of each prompt. In float32 every second request is greedy; noise alone decides the others."""
+    settings = {"device": "cuda", "max_total_tokens": 8192, "max_running_requests": 8} | settings
+    limits = {"max_prefill_tokens": 256, "piecewise_cuda_graph_max_tokens": 256}
+    engine = load_engine(WorkerConfig(dtype=dtype, **limits, **settings))
+    script: dict[int, list[ToScheduler]] = {}
+    for n, prompt in enumerate(prompts):
+        noisy = n % 2 == 0 or dtype != "float32"
+        sampling = SamplingParams(41, temperature=NOISE_ALONE if noisy else 0.0, seed=n)
+        script[2 * n] = [Generate(f"r{n}", prompt, sampling)]
+    ran = run(
+        script,
+        engine=engine,
+        capacity=engine.capacity,
+        vocab_size=engine.model.config.vocab_size,
+        overlap=overlap,
+        chunk_size=chunk_size,
+    )
+    return [ran.channel.tokens(f"r{n}") for n in range(len(prompts))], ran.scheduler.stats()
