@@ -81,6 +81,37 @@ def together(of_ranks: Sequence[Sequence[Step]], seed: int) -> list[list[Step]]:
     return joined
 
 
+class IdleRows:
+    """Counts the idle rows that gates see."""
+
+    def __init__(self, *, of_own: bool) -> None:
+        """`of_own`: gates choose for the rows of their own rank alone."""
+        self.seen = 0
+        self.routed = 0  # rows with an expert
+        self._of_own = of_own
+
+    def watch(self, gate: Gate) -> None:
+        gate.register_forward_hook(self._chosen_for_all)
+        gate.choose_of_own = partial(self._choose_of_own, gate)  # type: ignore[method-assign]
+
+    def _chosen_for_all(self, _: Gate, rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
+        assert not self._of_own, "a gate chose for other ranks"
+        self._count(rows, chosen)
+
+    def _choose_of_own(self, gate: Gate, *rows: Any) -> tuple[Choice, ExpertTables]:
+        choice, tables = Gate.choose_of_own(gate, *rows)
+        self._count(rows, choice)
+        return choice, tables
+
+    def _count(self, rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
+        locations, ids = rows[1], chosen[1]
+        if locations is not None:
+            assert len(locations) == len(ids) == len(rows[0]), "not a location for each row"
+            of_idle = ids[locations == 0]
+            self.seen += len(of_idle)
+            self.routed += int((of_idle >= 0).sum())
+
+
 def repeat(
     group: Group,
     meeting: Path,
@@ -97,26 +128,7 @@ def repeat(
         device=_device(group),
         expert_parts=division.expert_parts,
     )
-    idle, routed = 0, 0
-
-    def count_of_all(_: Gate, rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
-        assert not division.all_to_all, "a gate chose for other ranks"
-        count(rows, chosen)
-
-    def count(rows: tuple[Tensor, Tensor | None], chosen: Choice) -> None:
-        nonlocal idle, routed
-        locations, ids = rows[1], chosen[1]
-        if locations is not None:
-            assert len(locations) == len(ids) == len(rows[0]), "not a location for each row"
-            of_idle = ids[locations == 0]
-            idle += len(of_idle)
-            routed += int((of_idle >= 0).sum())
-
-    def choose(gate: Gate, *of_own: Any) -> tuple[Choice, ExpertTables]:
-        choice, tables = Gate.choose_of_own(gate, *of_own)
-        count(of_own, choice)
-        return choice, tables
-
+    idle = IdleRows(of_own=division.all_to_all)
     if case.decode_sizes:
         fake_decode_graphs(
             engine,
@@ -128,8 +140,7 @@ def repeat(
     piecewise = fake_piecewise_graphs(engine, case.piecewise_sizes)
     for module in engine.model.modules():
         if isinstance(module, Gate):
-            module.register_forward_hook(count_of_all)
-            module.choose_of_own = partial(choose, module)  # type: ignore[method-assign]
+            idle.watch(module)
     results = []
     for plan, masks in of_ranks[groups.exchange.rank]:
         result = engine.sample(engine.forward(plan), masks).wait()
@@ -137,7 +148,7 @@ def repeat(
             results.append(result)
         else:
             assert not result.tokens, f"tokens of an idle rank: {result}"
-    return Outcome(results, idle, routed, sum(graph.replays for graph in piecewise))
+    return Outcome(results, idle.seen, idle.routed, sum(graph.replays for graph in piecewise))
 
 
 @cache
