@@ -65,7 +65,6 @@ PROMPT_1024 = [
     "_rms_norm_kernel",
     "library",
     "_rope_kv_write_kernel",
-    "_kv_gather",
     "library",  # keys and values of all heads
     "_ragged_attention",
     "library",
