@@ -57,7 +57,8 @@ class Row:
 
 
 def parse_args() -> argparse.Namespace:
-    known = sorted(path.stem for path in HERE.glob("*.py") if "# /// script" in path.read_text())
+    scripts = [path for path in HERE.glob("*.py") if path.read_text().startswith("# /// script")]
+    known = sorted(path.stem for path in scripts)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--venvs", type=Path, help="folder for the environments, used again")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(known)}")

@@ -124,6 +124,7 @@ def test_items_of_other_servers(
     assert response.text is not None
     assert response.text.format is not None
     assert response.text.format.type == "text"
+    assert response.text.verbosity == "medium"
     assert rendered(
         [
             {"role": "user", "content": "a"},

@@ -145,7 +145,7 @@ def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
         metadata=body.metadata or {},
         parallel_tool_calls=run.tools.several,
         temperature=params.temperature,
-        text=TextSettings((body.text and body.text.format) or TextFormat()),
+        text=TextSettings((body.text and body.text.format) or TextFormat(), verbosity="medium"),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_p=params.top_p,
