@@ -66,9 +66,7 @@ pub(super) async fn openapi(State(router): Shared) -> Json<Value> {
     for (method, path, summary) in OWN {
         let methods = paths.entry(path).or_insert_with(|| json!({}));
         if let Some(methods) = methods.as_object_mut() {
-            let own =
-                || json!({ "summary": summary, "responses": { "default": { "description": "" } } });
-            methods.entry(method).or_insert_with(own);
+            methods.entry(method).or_insert_with(|| operation(path, summary));
         }
     }
     document.entry("openapi").or_insert_with(|| "3.1.0".into());
@@ -76,6 +74,16 @@ pub(super) async fn openapi(State(router): Shared) -> Json<Value> {
     document.insert("info".to_owned(), json!({ "title": "mla-router", "version": version }));
     document.insert("paths".to_owned(), paths.into());
     Json(document.into())
+}
+
+/// Returns an operation of the router itself. The names in braces in `path` are its parameters.
+fn operation(path: &str, summary: &str) -> Value {
+    let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
+    let parameters: Vec<_> = names
+        .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
+        .collect();
+    let responses = json!({ "default": { "description": "" } });
+    json!({ "summary": summary, "parameters": parameters, "responses": responses })
 }
 
 /// Whether the router passes such a request on to a worker.

@@ -349,6 +349,8 @@ async fn root_redirects_to_the_dashboard_and_openapi_lists_the_routes() {
     let paths = document["paths"].as_object().expect("paths");
     assert_eq!(paths["/generate"]["post"]["summary"], "g");
     assert!(!paths.contains_key("/worker_only"), "the router does not pass that on");
+    let parameters = &paths["/workers/{id}"]["delete"]["parameters"];
+    assert_eq!((&parameters[0]["name"], &parameters[0]["in"]), (&"id".into(), &"path".into()));
     for (path, methods) in paths {
         for method in methods.as_object().expect("methods").keys().filter(|it| *it != "delete") {
             let path = path.replace("{id}", "0").replace("{model}", "m");
