@@ -207,3 +207,6 @@ def test_a_row_of_a_router_is_not_read_too_often(monkeypatch: pytest.MonkeyPatch
     row = torch.empty(1, 2048, device="meta")
     assert has_kernel(row, 3648) and not has_kernel(row.expand(2, -1), 3648)
     assert not has_kernel(torch.empty(1, 7168, device="meta"), 2112)
+    x, quantized = torch.empty(129, 2048, device="meta"), RowForm(False, torch.float8_e4m3fn)
+    assert has_kernel(x, 64) and has_kernel(x[:128], 64, quantized)
+    assert not has_kernel(x, 64, quantized)

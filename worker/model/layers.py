@@ -87,10 +87,17 @@ class RMSNorm(nn.Module):
         summed = self.sum(hidden_states, residual)
         return norm_rows(summed, residual, self.weight, self.eps, form)
 
-    def joins_product(self, hidden_states: Tensor, residual: Tensor | None, outputs: int) -> bool:
-        """Whether one kernel does norm and product. It leaves `sum` to its caller."""
+    def joins_product(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor | None,
+        outputs: int,
+        keep: RowForm | None = None,
+    ) -> bool:
+        """Whether one kernel does norm and product, and keeps the normalized rows in the form `keep`. It leaves `sum` to its
+        caller."""
         joins_sum = residual is not None and self.group.joins_norm(hidden_states)
-        return not joins_sum and has_kernel(hidden_states, outputs)
+        return not joins_sum and has_kernel(hidden_states, outputs, keep)
 
     def sum(self, hidden_states: Tensor, residual: Tensor | None) -> Tensor:
         """Returns the sum over ranks of the rows that come with a residual."""

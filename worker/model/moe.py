@@ -113,7 +113,7 @@ class MixtureOfExperts(FeedForward):
         if exchange.is_needed:
             return self.exchanged_after_norm(norm, hidden_states, residual, exchange)
         form = self.row_form(hidden_states)
-        if not self.gate.joins_norm(norm, hidden_states, residual):
+        if not self.gate.joins_norm(norm, form, hidden_states, residual):
             rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
             return self(rows, exchange.out_cache_loc), residual
         rows, residual, logits = self.gate.after_norm(norm, form, hidden_states, residual)
@@ -221,9 +221,11 @@ class Gate(nn.Module):
 
     # ---- Fast path ----
 
-    def joins_norm(self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor) -> bool:
+    def joins_norm(
+        self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor
+    ) -> bool:
         """Whether `after_norm` is one kernel. If not, the norm and `forward` have fast kernels of their own."""
-        return norm.joins_product(hidden_states, residual, len(self.weight))
+        return norm.joins_product(hidden_states, residual, len(self.weight), form)
 
     def after_norm(
         self, norm: RMSNorm, form: RowForm, hidden_states: Tensor, residual: Tensor
