@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.grammar import pool
-from mla_router.worker.grammar.fork_server import ForkServer, _WorkerForks
+from mla_router.worker.grammar.fork_server import STOPPED, _WorkerForks
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
@@ -44,7 +44,7 @@ def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
 @pytest.fixture
 def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork server that gets SIGSTOP counts as one that loads for long."""
-    monkeypatch.setattr(ForkServer, "is_stopped", False)
+    monkeypatch.setattr(pool, "STOPPED", "no state")
 
 
 def parent_of(pid: int) -> int:
@@ -103,7 +103,7 @@ def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars, while_it: str
     wait_until(lambda: own_grammars.fork_server.pid, "it begins")
     stopped = own_grammars.fork_server.pid
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: own_grammars.fork_server.is_stopped, "it is stopped")
+    wait_until(lambda: own_grammars.fork_server.state == STOPPED, "it is stopped")
     keys = [own_grammars.open(Grammar("regex", pattern), []) for pattern in ("a+", "b+", "c+")]
     ready: list[tuple[int, object]] = []
 

@@ -32,7 +32,8 @@ from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabular
 
 logger = logging.getLogger(__name__)
 
-STOPPED = "T"  # `state_of` a process that is stopped by a signal
+# `state_of` a process that is stopped by a signal, and of one that has ended or is gone
+STOPPED, DEAD = "T", ("Z", "X")
 
 # Runs a grammar worker, given its end of a socket and the file descriptor of its grammar.
 Serve = Callable[[socket.socket, int], None]
@@ -78,17 +79,12 @@ class ForkServer:
 
     def has_lost(self, generation: int) -> bool:
         """Returns whether fork server number `generation` has died, and all its grammar workers with it."""
-        return generation != self.generation or self.is_dead
+        return generation != self.generation or self.state in DEAD
 
     @property
-    def is_dead(self) -> bool:
-        """Whether the fork server has died, and the supervisor has not started another one."""
-        return state_of(self.pid) in "ZX"
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the fork server is stopped by a signal."""
-        return state_of(self.pid) == STOPPED
+    def state(self) -> str:
+        """The state of the fork server, as of `state_of`."""
+        return state_of(self.pid)
 
     def kill(self) -> None:
         """Ends the fork server and all its grammar workers. The supervisor starts another one, which reads the orders."""

@@ -23,7 +23,7 @@ from mla_router.worker.grammar import supervisor
 from mla_router.worker.grammar.client import GrammarWorker, WorkerLost
 from mla_router.worker.grammar.compile_queues import CompileQueues, Waiting
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.fork_server import STOPPED, ForkServer, state_of
+from mla_router.worker.grammar.fork_server import DEAD, STOPPED, ForkServer, state_of
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Row
 from mla_router.worker.grammar.supervisor import Settings, Supervisor
@@ -243,11 +243,12 @@ class Grammars:
         stopped supervisor whose fork server is dead: the orders are lost with it, and the next grammar starts both."""
         if all(worker.has_started for worker in self._workers.values()):
             return
-        if self.fork_server.is_stopped:
+        state = self.fork_server.state
+        if state == STOPPED:
             logger.error("the grammar fork server is stopped by a signal, and is replaced")
             self.fork_server.expect_next()
             self.fork_server.kill()
-        elif self.fork_server.is_dead and state_of(self._supervisor.pid) == STOPPED:
+        elif state in DEAD and state_of(self._supervisor.pid) == STOPPED:
             logger.error("the grammar supervisor is stopped by a signal, and is killed")
             self._supervisor.kill()
             self._supervisor.wait()
