@@ -5,17 +5,26 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from mla_router.worker.bounded_file import read_bounded
+from mla_router.worker.bounded_file import check_bounded, read_bounded
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.quantization.choose import choose_quantization
 
+# The files of a folder that this server, transformers, tokenizers or xgrammar may read whole, and their largest size. The
+# largest published tokenizer.json have some 30 MB.
+_TEXTS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*.jinja")
+_MAX_TEXT_BYTES = 256 << 20
+
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, division of heads, context length, quantization, chat template and GPU of a config with local folders.
-    Raises ConfigError."""
+    """Checks model, files of its folders, division of heads, context length, quantization, chat template and GPU of a
+    config with local folders. Raises ConfigError."""
+    _check_texts("--model-path", config.folder)
+    _check_texts("--tokenizer-path", config.tokenizer_folder)
+    if config.draft_folder is not None:
+        _check_texts("--speculative-draft-model-path", config.draft_folder)
     try:
         model = read_config(config.folder)
     except ModelError as error:
@@ -35,6 +44,16 @@ def check(config: WorkerConfig) -> None:
         _check_readable("--chat-template", Path(config.chat_template))
     if config.device != "cpu":
         _check_gpu(config.device, config.base_gpu_id + len(config.ranks_here) - 1, count_gpus())
+
+
+def _check_texts(flag: str, folder: Path) -> None:
+    for path in [path for pattern in _TEXTS for path in sorted(folder.glob(pattern))]:
+        try:
+            check_bounded(path, _MAX_TEXT_BYTES)
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {path}: {error.strerror}; replace it by the model's file, or remove it"
+            ) from error
 
 
 def _check_readable(flag: str, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,39 @@ def test_errors_of_the_model(
 ) -> None:
     config = WorkerConfig(model_path=folder_with(tmp_path, text), **settings)
     with pytest.raises(ConfigError, match=message):
+        preflight.check(config)
+
+
+@pytest.mark.parametrize("flag", ["model_path", "tokenizer_path", "speculative_draft_model_path"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"]
+)
+def test_a_file_that_never_ends_is_not_opened(tmp_path: Path, flag: str, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(SMALL_MODEL, folder)
+    file = folder / name
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    os.mkfifo(file)
+    flags = {flag: str(folder)}
+    if flag == "speculative_draft_model_path":
+        flags["speculative_algorithm"] = "NEXTN"
+    message = f"--{flag.replace('_', '-')} {file}: not a regular file; replace it"
+    with pytest.raises(ConfigError, match=message):
+        preflight.check(WorkerConfig(**flags))
+
+
+def test_a_huge_or_missing_file_of_the_folder_is_named(tmp_path: Path) -> None:
+    shutil.copytree(SMALL_MODEL, tmp_path, dirs_exist_ok=True)
+    config = WorkerConfig(model_path=str(tmp_path))
+    index = tmp_path / "model.safetensors.index.json"
+    index.touch()
+    os.truncate(index, 1 << 30)
+    with pytest.raises(ConfigError, match=r"index\.json: more than \d+ bytes; replace it"):
+        preflight.check(config)
+    index.unlink()
+    index.symlink_to("blobs/absent")
+    with pytest.raises(ConfigError, match=r"index\.json: No such file or directory; replace it"):
         preflight.check(config)
 
 

@@ -119,6 +119,14 @@ def test_a_chat_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> N
         Tokenizer(SMALL_MODEL, chat_template=template)
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/dev/zero", "not a regular file"), ("/no/file", "No such file")]
+)
+def test_a_chat_template_is_read_within_limits(path: str, reason: str) -> None:
+    with pytest.raises(TokenizerError, match=f"--chat-template {path}: {reason}"):
+        Tokenizer(SMALL_MODEL, chat_template=Path(path))
+
+
 def test_eos_of_all_files_counts(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 5}))

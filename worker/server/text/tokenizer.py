@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
@@ -44,7 +45,7 @@ class Tokenizer:
             raise TokenizerError(f"{folder}: {reason} ({' '.join(str(error).split())})") from error
         backend, templates = loaded.backend, loaded.templates
         if chat_template is not None:
-            templates = {"default": chat_template.read_text(encoding="utf-8")}
+            templates = {"default": _read_template(chat_template)}
         self.template = ChatTemplate(templates, loaded.special_tokens)
         if chat_template is not None and (wrong := self.template.syntax_error()) is not None:
             raise TokenizerError(
@@ -146,3 +147,13 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = batch[0].ids
         return ids
+
+
+def _read_template(path: Path) -> str:
+    """Returns the text of --chat-template. Raises TokenizerError."""
+    try:
+        return read_bounded(path).decode()
+    except OSError as error:
+        raise TokenizerError(f"--chat-template {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise TokenizerError(f"--chat-template {path}: not UTF-8: {error}") from error
