@@ -63,18 +63,45 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
     for _ in range(2):
         key = open_request(own_grammars, LETTERS)
         expected = allowed(own_grammars, key, [])
-        compiling = own_grammars.open(Grammar("regex", BOMB), [])
-        wait_until_started(own_grammars)
         fork_server = own_grammars.fork_server.pid
         kill(fork_server, fork_server)
         with pytest.raises(Refused, match="lost the processes") as refused:
             allowed(own_grammars, key, [])
         assert not refused.value.problem.is_of_grammar
-        with pytest.raises(Refused, match="lost the processes"):
-            wait_for(own_grammars, compiling)
         key = open_request(own_grammars, LETTERS)
         assert allowed(own_grammars, key, []) == expected
         own_grammars.close(key)
+
+
+@pytest.mark.parametrize("killed", ["fork server", "grammar worker"])
+def test_a_request_of_a_compiled_grammar_gets_another_process(
+    own_grammars: Grammars, killed: str
+) -> None:
+    """Its process has ended, as by the OOM killer, while no request used it. The new process gets the earlier output."""
+    key = open_request(own_grammars, LETTERS)
+    letter = allowed(own_grammars, key, [])[0]
+    expected = allowed(own_grammars, key, [letter])
+    own_grammars.close(key)
+    (worker,) = descendants(own_grammars.fork_server.pid)
+    victim = own_grammars.fork_server.pid if killed == "fork server" else worker.number
+    kill(victim, worker.number)
+    for _ in range(2):
+        key = open_request(own_grammars, LETTERS, [letter])
+        assert allowed(own_grammars, key, []) == expected
+        own_grammars.close(key)
+
+
+def test_a_lost_compilation_starts_again_once(own_grammars: Grammars) -> None:
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    key = own_grammars.open(Grammar("regex", BOMB), [])
+    for _ in range(2):
+        wait_until_started(own_grammars)
+        fork_server = own_grammars.fork_server.pid
+        compiler = descendants(fork_server)[-1]
+        kill(fork_server, compiler.number)
+    with pytest.raises(Refused, match="lost the processes") as refused:
+        wait_for(own_grammars, key)
+    assert not refused.value.problem.is_of_grammar
 
 
 @pytest.mark.usefixtures("never_stopped")
@@ -124,10 +151,6 @@ def test_a_stopped_supervisor_of_a_dead_fork_server_is_replaced(own_grammars: Gr
     fork_server = own_grammars.fork_server.pid
     os.kill(parent_of(fork_server), signal.SIGSTOP)
     kill(fork_server, fork_server)
-    key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
-    with pytest.raises(Refused, match="lost the processes") as refused:
-        wait_for(own_grammars, key)
-    assert not refused.value.problem.is_of_grammar
     own_grammars.close(open_request(own_grammars, Grammar("regex", "[0-9]+!")))
 
 
@@ -238,24 +261,25 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars
     own_grammars.close(key)
 
 
-@pytest.mark.parametrize("while_it", ["compiles", "matches"])
-def test_a_stopped_process_is_ended(own_grammars: Grammars, while_it: str) -> None:
+def test_a_stopped_process_is_ended(own_grammars: Grammars) -> None:
     """The scheduler waits for the masks, and all its requests with it."""
-    pattern = BOMB if while_it == "compiles" else "[a-z]+!"
-    key = own_grammars.open(Grammar("regex", pattern), [])
-    if while_it == "compiles":
-        wait_until_started(own_grammars)
-    else:
-        wait_for(own_grammars, key)
+    key = open_request(own_grammars, LETTERS)
     (process,) = descendants(own_grammars.fork_server.pid)
     os.kill(process.number, signal.SIGSTOP)
     with pytest.raises(Refused, match="does not answer") as refused:
-        if while_it == "compiles":
-            wait_for(own_grammars, key)
-        else:
-            allowed(own_grammars, key, [])
+        allowed(own_grammars, key, [])
     assert not refused.value.problem.is_of_grammar
     wait_until(lambda: not process.alive, "it has ended")
+
+
+def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: Grammars) -> None:
+    key = own_grammars.open(Grammar("regex", BOMB), [])
+    wait_until_started(own_grammars)
+    (process,) = descendants(own_grammars.fork_server.pid)
+    os.kill(process.number, signal.SIGSTOP)
+    wait_until(lambda: not (own_grammars.poll() or process.alive), "it has ended")
+    wait_until_started(own_grammars)
+    own_grammars.close(key)
 
 
 def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars) -> None:

@@ -116,12 +116,6 @@ class GrammarWorker:
         if not self.is_compiling:
             self._open_next(key)
 
-    @property
-    def feeds(self) -> list[tuple[int, list[int]]]:
-        """The waiting requests during compilation: keys and earlier tokens."""
-        assert self.is_compiling
-        return list(self._feeds.items())
-
     def close_key(self, key: int) -> None:
         self.keys.discard(key)
         self._feeds.pop(key, None)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from mla_router.worker.messages import Grammar
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """One waiting request."""
 
     key: int
     output: Sequence[int]  # tokens that were generated before
     since: float  # monotonic time of its arrival
+    is_retried: bool = False  # an earlier process of its grammar was lost
 
 
 Queue = dict[Grammar, list[Waiting]]  # in order of arrival

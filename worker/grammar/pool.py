@@ -6,6 +6,7 @@ Only `fill` blocks, for at most the time that a grammar worker may need for one 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -69,7 +70,8 @@ class Grammars:
         self._workers: OrderedDict[Grammar, GrammarWorker] = OrderedDict()
         self._queues = CompileQueues()
         self._worker_of: dict[int, GrammarWorker] = {}
-        self._since: dict[int, float] = {}  # arrival of requests in compilation, by key
+        # Requests of a grammar worker that have no matcher yet, by key
+        self._waiting: dict[int, Waiting] = {}
         self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
         self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
@@ -156,7 +158,7 @@ class Grammars:
 
     def close(self, key: int) -> None:
         """Ends a request in any state."""
-        self._since.pop(key, None)
+        self._waiting.pop(key, None)
         worker = self._worker_of.pop(key, None)
         if worker is None:
             if not self._queues.remove(key):
@@ -187,17 +189,16 @@ class Grammars:
 
     def _poll(self, worker: GrammarWorker) -> list[tuple[int, Problem | None]]:
         try:
-            return worker.poll()
+            opened = worker.poll()
         except WorkerLost as lost:
             if lost.out_of_time and worker.compile_cpu_s < SLOW_CPU_S:
                 self._try_slowly(worker)
             else:
                 self._drop(worker, lost.problem)
             return []
-        finally:
-            if not worker.is_compiling:
-                for key in worker.keys:
-                    self._since.pop(key, None)
+        for key, _ in opened:
+            del self._waiting[key]
+        return opened
 
     def _wait_masks(self, worker: GrammarWorker, wanted: list[Row]) -> Answers:
         try:
@@ -213,8 +214,7 @@ class Grammars:
     def _join(self, worker: GrammarWorker, waiting: Waiting) -> None:
         self._workers.move_to_end(worker.grammar)
         self._worker_of[waiting.key] = worker
-        if worker.is_compiling:
-            self._since[waiting.key] = waiting.since
+        self._waiting[waiting.key] = waiting
         worker.open_key(waiting.key, waiting.output)
 
     def _advance_queues(self) -> None:
@@ -270,10 +270,9 @@ class Grammars:
     def _try_slowly(self, worker: GrammarWorker) -> None:
         """Moves a grammar to the slow queue after its short compilation."""
         self._end(worker)
-        for key, output in worker.feeds:
+        for key in sorted(worker.keys):
             del self._worker_of[key]
-            waiting = Waiting(key, output, self._since.pop(key))
-            self._queues.add(worker.grammar, waiting, slow=True)
+            self._queues.add(worker.grammar, self._waiting.pop(key), slow=True)
 
     def _end_overdue(self, now: float) -> None:
         busy = Problem("This worker is busy with other grammars", is_of_grammar=False)
@@ -282,9 +281,10 @@ class Grammars:
         too_long = Problem(f"takes longer than {WAIT_S:g} s to compile")
         latest = self._latest_overdue(now)
         overdue = [(key, busy) for key in self._queues.waiting_since(latest)]
-        for key, since in self._since.items():
-            if since <= latest:
-                overdue.append((key, too_long if self._worker_of[key].has_started else busy))
+        for key, waiting in self._waiting.items():
+            worker = self._worker_of[key]
+            if worker.is_compiling and waiting.since <= latest:
+                overdue.append((key, too_long if worker.has_started else busy))
         for key, problem in overdue:
             self.close(key)
             self._failed.append((key, problem))
@@ -301,12 +301,17 @@ class Grammars:
         worker.end()
 
     def _drop(self, worker: GrammarWorker, problem: Problem) -> None:
-        """Fails the requests of a grammar worker that has ended or refused. A grammar at fault is remembered."""
+        """Fails the requests of a grammar worker that has ended or refused. A grammar at fault is remembered. If it is not at
+        fault, requests that still wait get another process, once."""
         self._end(worker)
-        for key in worker.keys:
+        for key in sorted(worker.keys):
             del self._worker_of[key]
-            self._since.pop(key, None)
-            self._failed.append((key, problem))
+            waiting = self._waiting.pop(key, None)
+            if waiting is None or waiting.is_retried or problem.is_of_grammar:
+                self._failed.append((key, problem))
+            else:
+                again = dataclasses.replace(waiting, is_retried=True)
+                self._queues.add(worker.grammar, again, slow=worker.compile_cpu_s >= SLOW_CPU_S)
         if problem.is_of_grammar:
             self._refused[worker.grammar] = problem
         if len(self._refused) > MAX_REMEMBERED:
