@@ -39,7 +39,7 @@ def _fields(path: Path) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedError(f"{path}: not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise MalformedError(f"{path}: not a JSON object")

@@ -49,6 +49,7 @@ ROW = [1] * EXPERTS
     ("content", "message"),
     [
         ("{", "truncated"),
+        ('{"a": ' + "[" * 100_000, "recursion depth"),
         ("{}", "either logical_count or physical_to_logical_map is needed"),
         (
             json.dumps({"logical_count": [ROW], "physical_to_logical_map": [ROW]}),

@@ -158,6 +158,9 @@ def test_broken_file_and_broken_index(tmp_path: Path) -> None:
         index.write_text(json.dumps(malformed))
         with pytest.raises(ModelError, match="not an index"):
             load(tmp_path)
+    index.write_text('{"weight_map": {}, "a": ' + "[" * 100_000)
+    with pytest.raises(ModelError, match="not an index"):
+        load(tmp_path)
     index.write_text(json.dumps({"weight_map": {}}))
     with pytest.raises(ModelError, match="names no safetensors files"):
         load(tmp_path)

@@ -29,6 +29,7 @@ def folder_with(path: Path, text: str) -> str:
     [
         ('{"architectures": ["Qwen3ForCausalLM"]}', {}, "Qwen3ForCausalLM is not supported"),
         ('{"hidden_size": ', {}, r"config\.json: not JSON"),
+        ('{"hidden_size": ' * 100_000, {}, r"config\.json: not JSON"),
         (
             json.dumps(SMALL),
             {"context_length": 1 << 20},

@@ -22,6 +22,7 @@ def test_all_files_may_name_ends_but_none_that_the_model_has_not(tmp_path: Path)
     ("text", "reason"),
     [
         ("version https://git-lfs", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
         ('{"eos_token_id": "</s>"}', "eos_token_id '</s>' is not a token id"),
         ('{"eos_token_id": [1, null]}', "eos_token_id .* is not a token id"),

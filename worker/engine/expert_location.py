@@ -53,12 +53,12 @@ def choose_placement(config: WorkerConfig, model: ModelConfig) -> Placement | No
             layers = tuple(map(tuple, found.physical_to_logical_map))
             return Placement(layers, model.num_experts, config.ep_size)
         return balanced(found.logical_count or [], config.ep_size, redundant)
-    except (ModelError, OSError, msgspec.DecodeError) as error:
+    except (ModelError, OSError, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"--init-expert-location {location}: {error}") from error
 
 
 def _read(file: Path) -> _File:
-    """Raises ModelError, OSError, msgspec.DecodeError."""
+    """Raises ModelError, OSError, msgspec.DecodeError, RecursionError."""
     found = msgspec.json.decode(read_bounded(file), type=_File)
     if bool(found.logical_count) == bool(found.physical_to_logical_map):
         raise ModelError("either logical_count or physical_to_logical_map is needed")

@@ -164,7 +164,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     try:
         names = set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{index}: not an index of safetensors files: {error}") from error
     if not names:
         raise ModelError(f"{index}: names no safetensors files")

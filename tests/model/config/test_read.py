@@ -50,6 +50,7 @@ def test_unknown_architectures(change: dict[str, Any], message: str) -> None:
         (json.dumps(V3 | {"architectures": {"a": 1}}), "malformed"),
         (json.dumps(V3 | {"num_hidden_layers": 10**9}), "num_hidden_layers 10{9} is more than"),
         (json.dumps(V3 | {"hidden_size": True}), "hidden_size True is not a positive integer"),
+        (json.dumps(V3 | {"n_group": []}), r"n_group \[\] is not a positive integer"),
     ],
 )
 def test_unreadable_file_names_itself(tmp_path: Path, text: str, message: str) -> None:

@@ -105,3 +105,11 @@ def test_a_folder_without_a_processor(tmp_path: Path) -> None:
     reader = MediaReader(tmp_path, ImageFormat(TOKEN, TOKEN + 1, 9, "anyres_max_4"), VOCABULARY)
     with pytest.raises(InvalidField, match=r"no preprocessor_config\.json"):
         read(reader, source(1))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "[" * 100_000])
+def test_a_malformed_processor(tmp_path: Path, text: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    reader = MediaReader(tmp_path, ImageFormat(TOKEN, TOKEN + 1, 9, "anyres_max_4"), VOCABULARY)
+    with pytest.raises(InvalidField, match=r"preprocessor_config\.json is malformed"):
+        read(reader, source(1))

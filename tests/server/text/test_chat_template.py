@@ -45,7 +45,16 @@ def test_gemmas_template_refuses_a_system_message(folder: Path) -> None:
     assert (caught.value.status, caught.value.body.error.param) == (400, "messages")
 
 
-@pytest.mark.parametrize("template", ["{{ 1 + messages }}", "{{ messages[5].role }}", "{{ x.y }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 + messages }}",
+        "{{ messages[5].role }}",
+        "{{ x.y }}",
+        "{{ 1 / 0 }}",
+        "{{ range(10 ** 9) }}",
+    ],
+)
 def test_a_template_that_fails_is_a_clear_error(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(InvalidRequest) as caught:

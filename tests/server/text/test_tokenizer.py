@@ -119,6 +119,14 @@ def test_a_chat_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> N
         Tokenizer(SMALL_MODEL, chat_template=template)
 
 
+def test_a_broken_template_of_the_folder_leaves_completions(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}\n{% if %}")
+    assert Tokenizer(folder).decode([]) == ""
+    assert f"chats are refused: the chat template of {folder}: line 2: " in caplog.text
+
+
 @pytest.mark.parametrize(
     ("path", "reason"), [("/dev/zero", "not a regular file"), ("/no/file", "No such file")]
 )

@@ -30,7 +30,7 @@ def size(raw: Mapping[str, Any], name: str, *, most: int = MAX_SIZE) -> int:
 
 def optional_size(raw: Mapping[str, Any], name: str) -> int | None:
     """Returns a positive integer, or None if it is absent, null or 0. Raises ModelError."""
-    return size(raw, name) if raw.get(name) else None
+    return None if raw.get(name) in (None, 0) else size(raw, name)
 
 
 def number(
@@ -56,7 +56,7 @@ def optional_number(
     raw: Mapping[str, Any], name: str, *, above: float = 0.0, most: float = MAX_NUMBER
 ) -> float | None:
     """Returns such a number, or None if it is absent, null or 0. Raises ModelError."""
-    return number(raw, name, above=above, most=most) if raw.get(name) else None
+    return None if raw.get(name) in (None, 0) else number(raw, name, above=above, most=most)
 
 
 def expect(raw: Mapping[str, Any], name: str, *values: object) -> None:

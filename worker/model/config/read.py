@@ -59,7 +59,7 @@ def read_raw(folder: Path) -> dict[str, Any]:
         raw = json.loads(read_bounded(path))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ModelError(f"{path}: not a JSON object")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.onevision import OnevisionProcessor
 from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.media.video import decode_video
+
+log = logging.getLogger(__name__)
 
 MAX_VIDEOS = 4  # of a request
 THREADS = 2  # decoding releases the GIL; each may need some 500 MB
@@ -45,8 +48,15 @@ class MediaReader:
             self._processor = OnevisionProcessor(folder, format, vocab_size)
         except ImportError:
             self._unusable = "this worker has no Pillow; install mla-router[vision]"
-        except OSError:
-            self._unusable = "the model's folder has no preprocessor_config.json"
+        except Exception:  # noqa: BLE001 (transformers raises whatever the file's reader raised)
+            exists = (folder / "preprocessor_config.json").exists()
+            self._unusable = (
+                "the model's preprocessor_config.json is malformed"
+                if exists
+                else "the model's folder has no preprocessor_config.json"
+            )
+        if self._unusable:
+            log.warning("images and videos are refused: %s", self._unusable)
 
     async def read(
         self, sources: Sequence[Source], *, context_length: int, room: int = MAX_OF_ALL

@@ -88,10 +88,10 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             # Templates raise errors of their own, for example about the order of roles.
             raise InvalidRequest(f"The chat template says: {error}", param="messages") from None
-        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+        except Exception as error:  # the template is a program, which may raise anything
             raise InvalidRequest(
                 "The chat template cannot render these messages", param="messages"
-            ) from None
+            ) from error
 
     def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         if not messages:

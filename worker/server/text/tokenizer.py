@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
 from mla_router.worker.server.text.tokenizer_folder import read_folder
 from mla_router.worker.tokenizer_files import MalformedError, byte_level_alphabet, read_eos_ids
+
+log = logging.getLogger(__name__)
 
 # Encoding takes about 0.2 microseconds a character. Longer texts are encoded in a thread, to keep the event loop free.
 MAX_INLINE_CHARS = 1024
@@ -47,9 +50,14 @@ class Tokenizer:
         if chat_template is not None:
             templates = {"default": _read_template(chat_template)}
         self.template = ChatTemplate(templates, loaded.special_tokens)
-        if chat_template is not None and (wrong := self.template.syntax_error()) is not None:
-            raise TokenizerError(
-                f"--chat-template {chat_template}: line {wrong.lineno}: {wrong.message}"
+        if (wrong := self.template.syntax_error()) is not None:
+            reason = f"line {wrong.lineno}: {wrong.message}"
+            if chat_template is not None:
+                raise TokenizerError(f"--chat-template {chat_template}: {reason}")
+            log.warning(
+                "chats are refused: the chat template of %s: %s; give another one as --chat-template",
+                folder,
+                reason,
             )
         self.kind = loaded.kind
         self.special_tokens = loaded.special_tokens
