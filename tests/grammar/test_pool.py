@@ -179,6 +179,13 @@ def test_errors_of_grammars(grammars: Grammars, kind: str, source: str, reason: 
     assert "/" not in str(refused.value).replace("</", ""), "names a file of the library's authors"
 
 
+@pytest.mark.parametrize("name", ["é" * 100_000, "\\ud800"])
+def test_an_error_may_repeat_any_text(grammars: Grammars, name: str) -> None:
+    with pytest.raises(Refused, match="type") as refused:
+        open_request(grammars, Grammar("json_schema", f'{{"type": "{name}"}}'))
+    assert len(str(refused.value)) <= protocol.MAX_REASON
+
+
 BOMBS = {
     "deep schema": ("json_schema", '{"type":"array","items":' * 5000 + "{}" + "}" * 5000),
     "deep regex": ("regex", "(" * 20000 + "a" + ")" * 20000),

@@ -73,7 +73,9 @@ def run(
             with cpu_limit(TRIAL_CPU_S):
                 trial_run(compiled, compiler.vocab_size)
     except GrammarError as error:
-        _send(connection, Refused(str(error)))
+        # It may repeat texts of the grammar, which have any length, and halves of surrogate pairs.
+        reason = str(error)[: protocol.MAX_REASON].encode(errors="replace").decode()
+        _send(connection, Refused(reason))
         return
     except MemoryError:
         _send(connection, Refused(f"takes more than {COMPILE_BYTES >> 20} MiB of memory"))

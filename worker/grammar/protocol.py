@@ -13,6 +13,7 @@ import msgspec
 from mla_router.worker.messages import Grammar
 
 MAX_FRAME = 64 << 10
+MAX_REASON = 1000  # characters of `Refused.reason`
 # Earlier tokens of an output in one `Open`. Matching costs up to 0.1 ms a token, and the step loop may wait for masks
 # of the same grammar.
 OPEN_TOKENS = 128
