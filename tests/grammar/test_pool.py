@@ -161,6 +161,13 @@ def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
         ("regex", "(a", "parenthesis"),
         ("regex", r"(a)\1", "Backreference"),
         ("regex", "(?=a)b", "Lookahead"),
+        ("regex", r"\Aa", r"`\\A` is not supported"),
+        ("regex", "a$b", r"`\$` is supported only at the end"),
+        (
+            "structural_tag",
+            '{"type": "structural_tag", "format": {"type": "regex", "pattern": "a^b"}}',
+            "only at the beginning",
+        ),
         ("ebnf", "root ::= nobody", "not defined"),
         ("ebnf", "", "root"),
         ("ebnf", "][{}", "Unexpected character"),

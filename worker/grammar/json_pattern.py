@@ -14,6 +14,8 @@ import json
 import re
 from itertools import pairwise
 
+from mla_router.worker.grammar.regex_syntax import UNKNOWN, check_syntax
+
 Ranges = list[tuple[int, int]]  # inclusive ranges of code points, sorted and disjoint
 
 _LAST = 0x10FFFF
@@ -47,7 +49,7 @@ ESCAPE = (
     r"|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|c[a-zA-Z]|.)"
 )
 # Second characters of the escapes that xgrammar does not support: boundaries, back-references, properties of characters
-UNSUPPORTED = "bBkpP123456789"
+UNSUPPORTED = UNKNOWN | frozenset("bBkpP123456789")
 # A character class, an escape, a quantifier with its suffix, or the opening of a group or of a lookaround.
 _TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{ESCAPE}|\(\?(?:<?[=!])?|[*+?}}]\??|.", re.DOTALL)
 _MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
@@ -55,6 +57,7 @@ _MEMBER = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 
 def of_text(pattern: str) -> str:
     """Returns an expression of the JSON text between the quotes. Raises ValueError for unsupported syntax."""
+    check_syntax(pattern)
     # Token by token: after a `[` that is not closed, each further one is compared with the whole rest
     return "".join(_spelled(token[0]) for token in _TOKEN.finditer(pattern))
 

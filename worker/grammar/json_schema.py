@@ -39,6 +39,7 @@ _NEEDS_TYPE = {
     "patternProperties": ("object",),
     "propertyNames": ("object",),
 }
+_MAX_STEP = 1024  # largest `multipleOf` that xgrammar enforces
 # xgrammar enforces only one of these groups.
 _LENGTHS = ("minLength", "maxLength")
 _OF_STRINGS = (("format",), ("pattern",), _LENGTHS)
@@ -217,6 +218,8 @@ def _problem(part: dict[str, Any]) -> str:
         return f"`{several[0]}` is not supported together with `{several[1]}`"
     if "multipleOf" in part and "number" in types:
         return "`multipleOf` is supported only of an integer"
+    if part.get("multipleOf", 1) > _MAX_STEP:
+        return f"`multipleOf` above {_MAX_STEP} is supported only between `minimum` and `maximum`"
     named = part.get("properties", {})
     missing = [name for name in part.get("required", ()) if name not in named]
     if missing:

@@ -1,0 +1,67 @@
+r"""Refuses regular expressions that xgrammar reads in another way than regular expressions are read.
+
+It ignores `^` and `$` within an expression, so that `a^b` would allow `ab`, and reads an escape that it does not know,
+such as `\A` or `\Z`, as the letter itself. An expression has to match a whole text, so that `^` at its beginning and `$`
+at its end have no effect.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+# Second characters of the escapes that xgrammar reads as ECMA-262, or refuses by itself
+_KNOWN = frozenset("bBcdDfknpPrsStuvwWx0123456789")
+UNKNOWN = frozenset(string.ascii_letters) - _KNOWN
+# A character class (one that is not closed ends with the text), an escape, the opening of a group, or any other character
+_TOKEN = re.compile(r"\[(?:[^\]\\]|\\.)*\]?|\\.|\((?:\?(?:[:=!]|<[=!]|P?<\w+>))?|.", re.DOTALL)
+
+
+def check_syntax(pattern: str) -> None:
+    """Raises ValueError with the reason for which `pattern` would be misread."""
+    tokens = [token[0] for token in _TOKEN.finditer(pattern)]
+    for token in tokens:
+        if token[0] == "\\" and token[1:] in UNKNOWN:
+            raise ValueError(f"`{token}` is not supported in a pattern")
+    repeated = _repeated_groups(tokens)
+    _check_anchor(tokens, "^", "()", "beginning", repeated)
+    backwards = {len(tokens) - 1 - at for at in repeated}
+    _check_anchor(tokens[::-1], "$", ")(", "end", backwards)
+
+
+def _repeated_groups(tokens: Sequence[str]) -> set[int]:
+    """Returns the positions of the brackets of groups that may match several times."""
+    repeated, opened = set[int](), list[int]()
+    for at, token in enumerate(tokens):
+        if token[0] == "(":
+            opened.append(at)
+        elif token == ")" and opened:
+            first = opened.pop()
+            if "".join(tokens[at + 1 : at + 2]) in ("*", "+", "{"):
+                repeated |= {first, at}
+    return repeated
+
+
+def _check_anchor(
+    tokens: Sequence[str], anchor: str, brackets: str, place: str, repeated: set[int]
+) -> None:
+    """Raises ValueError if `anchor` stands after a token that matches text, or in a group of `repeated`. `tokens` are in the
+    order in which `brackets` open and close a group: backwards for an anchor of the end."""
+    is_bare, outer = (
+        True,
+        list[bool](),
+    )  # whether no text comes before a token; the same for the open groups
+    for at, token in enumerate(tokens):
+        if token == anchor and not is_bare:
+            raise ValueError(f"`{anchor}` is supported only at the {place} of a pattern")
+        if token[0] == brackets[0]:
+            is_bare = is_bare and at not in repeated
+            outer.append(is_bare)
+        elif token[0] == brackets[1]:
+            is_bare = False
+            del outer[-1:]
+        elif token == "|":
+            is_bare = outer[-1] if outer else True
+        elif token not in ("^", "$"):
+            is_bare = False
