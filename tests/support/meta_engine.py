@@ -17,8 +17,11 @@ from triton.runtime import driver
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.kernels import beside, device, quantized_linear
+from mla_router.worker.kernels import device, quantized_linear
+from mla_router.worker.kernels.beside import Fork
 from mla_router.worker.kernels.moe import experts, quantized_experts
+from mla_router.worker.kernels.weight import Activations
+from mla_router.worker.model import moe
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import after_load, allocate, default_dtype
 from mla_router.worker.model.quantization.apply import quantize
@@ -44,13 +47,20 @@ class Launches(triton.AsyncCompileMode):  # type: ignore[misc]
         self.kernels.setdefault(key, found["src"].cell_contents)
 
 
+class OneStream(Fork):
+    """Runs the work in its place: a pretended GPU has no streams."""
+
+    def __init__(self, x: Activations) -> None:
+        self._x, self._event = x, None
+
+
 def pretend() -> None:
     """Patches torch and Triton in this process."""
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment, method-assign]
     torch.cuda.get_device_name = lambda _=None: H200
     device.NO_GPU = device.H200
-    beside.MAX_ROWS = -1  # there are no streams
+    moe.Fork = OneStream  # type: ignore[misc]
     for module in (experts, quantized_experts, quantized_linear):
         module.device_name = lambda _: H200.replace(" ", "_")  # type: ignore[attr-defined]
 

@@ -10,25 +10,9 @@ from torch import Tensor
 
 from mla_router.worker.kernels.weight import Activations
 
-# More rows fill the GPU by themselves.
-MAX_ROWS = 256
-
-
-def beside(x: Activations, work: Callable[[Activations], Tensor]) -> Callable[[], Tensor]:
-    """Starts work(x), for x [T, ...], and returns a function that waits for it on the device and returns its result.
-    The function must be called.
-
-    Few rows on a GPU run on a second stream. Memory that `work` allocates is reused only by work that is launched
-    after the wait.
-    """
-    if x.is_cuda and x.shape[0] <= MAX_ROWS:
-        return Fork(x).start(work)
-    done = work(x)
-    return lambda: done
-
 
 class Fork:
-    """A point of the current stream, after which work on any number of rows `x` may start on a second stream.
+    """A point of the current stream, after which work on rows `x` may start on a second stream of a GPU.
 
     The work does not wait for kernels that are launched between fork and start. An exchange with other ranks belongs
     there: it is first to get the few multiprocessors that it needs.
@@ -39,7 +23,8 @@ class Fork:
         self._event = torch.cuda.current_stream().record_event() if x.is_cuda else None
 
     def start(self, work: Callable[[Activations], Tensor]) -> Callable[[], Tensor]:
-        """Starts work(x), as `beside` does."""
+        """Starts work(x), and returns a function that waits for it on the device and returns its result. The function must
+        be called. Memory that `work` allocates is reused only by work that is launched after the wait."""
         x, event = self._x, self._event
         if event is None:
             done = work(x)

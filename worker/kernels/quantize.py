@@ -31,7 +31,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 SHARED_BYTES = 114_688
 
 ROWS_OF_LIBRARY = 4  # cuBLAS takes a multiple
-_ROWS = 8  # of a program
+_ROWS = 16  # of a program
 # Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, ties to even
 _ROUNDER = tl.constexpr(12582912.0)
 

@@ -98,6 +98,10 @@ def norm_rows_triton(
     return rows, total
 
 
+# From so many rows on more warps are faster (docs/design/kernels.md)
+MANY_ROWS = 1024
+
+
 def tiling(width: int) -> tuple[int, int]:
     """Returns the block, which is the power of 2 that holds a row, and the number of warps: 32 bytes of bfloat16 a
     thread, within 1 and 8 warps."""
@@ -135,6 +139,8 @@ def _launch(
         f"{others.stride()} {others.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     )
     block, warps = tiling(width)
+    if len(rows) >= MANY_ROWS:
+        warps = min(2 * warps, 8)
     assert form.quantized is None or block >= GROUP, f"{width} columns, {form}"
     out, quantized = empty_rows(rows, width, form)
     out = None if out is None else out.view(x.shape)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.beside import Fork, beside
+from mla_router.worker.kernels.beside import Fork
 from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.combine import Term
@@ -87,7 +87,7 @@ class MixtureOfExperts(FeedForward):
         weights = SharedWeights(layer.gate_up_proj.operand, layer.down_proj.operand)
         if self.experts.takes(weights, hidden_states):
             return weights
-        rows = beside(hidden_states, layer)
+        rows = Fork(hidden_states).start(layer)
         return lambda: Term(rows())
 
     def shared_of_own(
