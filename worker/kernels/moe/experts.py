@@ -119,9 +119,9 @@ def moe_experts_torch(
 def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
-    They do for one token, and for prompts of medium length: the shared experts of fewer rows run on a second stream
-    (`beside.py`), and with more rows all products wait for the tensor cores (docs/design/kernels.md). The kernels read
-    only constant weights, all of them plain; those of one token also read weights quantized with the same blocks.
+    They do for one token, and for prompts of medium length (docs/design/kernels.md). Otherwise they run on a second
+    stream (`beside.py`). The kernels read only constant weights, all of them plain; those of one token also read weights
+    quantized with the same blocks.
     """
     tokens, experts, width = x.shape[0], len(gate_up.values), gate_up.values.shape[1] // 2
     shared_width = shared.down.values.shape[1]
