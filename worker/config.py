@@ -55,6 +55,11 @@ class WorkerConfig(Settings):
             raise ConfigError(
                 f"--cuda-graph-bs {self.cuda_graph_bs}: give batch sizes, such as 1 2 4 8"
             )
+        for domain in filter(None, map(str.strip, self.allowed_media_domains.split(","))):
+            if not re.fullmatch(r"[\w.-]+|[\da-fA-F:]+", domain):  # a name or an address
+                raise ConfigError(
+                    f"--allowed-media-domains {domain}: give domains alone, such as example.com, without scheme, port, path or *"
+                )
         if self.tp_size % self.ep_size:
             raise ConfigError(f"--ep-size {self.ep_size}: must divide --tp-size {self.tp_size}")
         for flag, is_set in (

@@ -154,8 +154,8 @@ class Settings:
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
     allowed_media_domains: str = _flag(
         "",
-        "domains, separated by commas, from which images and videos in requests are fetched by URL; private addresses are "
-        "never fetched from; empty: no URLs but data:",
+        "domains, separated by commas, from which images and videos in requests are fetched by URL; a subdomain is another "
+        "domain; private addresses are never fetched from; empty: no URLs but data:",
     )
     tokenizer_worker_num: int = _flag(
         0,

@@ -82,6 +82,13 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
         (["--watchdog-timeout", "nan"], "--watchdog-timeout nan: give a finite number"),
         (["--dist-timeout", "inf"], "--dist-timeout inf: give a finite number"),
+        *(
+            (
+                ["--allowed-media-domains", f"a.com, {wrong}"],
+                "--allowed-media-domains .*: give domains",
+            )
+            for wrong in ("https://b.com", "*.b.com", "b.com:80", "b.com/x", "b.com c.com")
+        ),
         # It is a header of each answer, which then could not be sent
         (["--worker-id", "a\r\nx: y"], "--worker-id: has a control character"),
         (["--served-model-name", "a\nb"], "--served-model-name: has a control character"),
