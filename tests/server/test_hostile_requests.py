@@ -57,6 +57,7 @@ def test_malformed_requests(worker: FakeWorker, data: bytes) -> None:
     # One answer: the following bytes do not count as another request.
     assert statuses(talk(worker, data)) == [b"400"]
     assert status_of(worker.url + "/health") == 200
+    assert "Traceback" not in worker.running.output()
 
 
 def test_a_head_that_the_router_accepts_is_read(worker: FakeWorker) -> None:
@@ -70,3 +71,4 @@ def test_a_broken_chunk_ends_the_request(worker: FakeWorker) -> None:
     head = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert statuses(talk(worker, head + b"ZZ\r\n" + BODY + b"\r\n0\r\n\r\n")) == [b"400"]
     assert status_of(worker.url + "/health") == 200
+    assert "Traceback" not in worker.running.output()

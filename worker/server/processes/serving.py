@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from mla_router.worker.heartbeat_watch import CHECK_PERIOD_S
 from mla_router.worker.server.app import make_app
@@ -68,6 +70,7 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
 @asynccontextmanager
 async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[None]:
     """Answers on `listener` within the block."""
+    logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
     runner = web.AppRunner(
         make_app(state),
         # If a client leaves, its handler is cancelled and aborts the request.
@@ -93,6 +96,11 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         await asyncio.wait((accepting,))
         listener.close()
         await runner.cleanup()
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Returns False for the traceback that aiohttp logs at a request that is not HTTP. The client gets a 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _beat(state: ServerState) -> None:
