@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from mla_router.worker.engine.choose import (
 )
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.runners.tower_graphs import MAX_TILES
 from mla_router.worker.engine.speculation.chain import NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
@@ -109,7 +111,7 @@ def load_engine(
     )
     _log_memory(model, working)
     engine = new_engine(plan(working_bytes=working.total))
-    engine.capture_graphs(sizes)
+    _capture_graphs(engine, sizes)
     return engine
 
 
@@ -126,16 +128,27 @@ def _set_up(device: torch.device, config: WorkerConfig) -> None:
 
 
 def _log_memory(model: CausalLM, working: WorkingMemory) -> None:
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    parts = {
+        "weights": sum(parameter.nbytes for parameter in model.parameters()),
+        "request slots": working.tables,
+        "largest step": working.step,
+        "CUDA graphs": working.graphs,
+    }
+    if model.vision is not None:
+        parts["images"] = working.images
     logger.info(
-        "GPU memory: weights %.2f GiB, request slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB, "
-        "images %.2f GiB",
-        weights / _GIB,
-        working.tables / _GIB,
-        working.step / _GIB,
-        working.graphs / _GIB,
-        working.images / _GIB,
+        "GPU memory: %s", ", ".join(f"{name} {size / _GIB:.2f} GiB" for name, size in parts.items())
     )
+
+
+def _capture_graphs(engine: Engine, sizes: GraphSizes) -> None:
+    begin = time.perf_counter()
+    engine.capture_graphs(sizes)
+    kinds = [f"{len(own)} {kind} up to {max(own)}" for kind, own in sizes.by_kind().items() if own]
+    if kinds:
+        logger.info(
+            "CUDA graphs captured: %s: %.1f s", ", ".join(kinds), time.perf_counter() - begin
+        )
 
 
 def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> NewDrafter | None:

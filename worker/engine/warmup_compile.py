@@ -1,7 +1,7 @@
 """The warm-up compile: Triton kernels are compiled in parallel, before the first step runs.
 
-Triton compiles a kernel at its first launch. A starting engine launches about seventy kernels one after another, so
-one core compiles for half a minute and the others idle. Therefore the engine's steps are first captured into CUDA
+Triton compiles a kernel at its first launch. A starting engine launches more than a hundred kernels one after another, so
+one core compiles for minutes and the others idle. Therefore the engine's steps are first captured into CUDA
 graphs that are never replayed. Nothing runs on the device then, so the content of its memory does not matter. Each
 kernel that Triton has not loaded goes to a thread pool: most of a compilation does not hold Python's global lock. A
 kernel that is missed here is compiled at its first launch, as usual.
@@ -45,13 +45,13 @@ def warmup_compile(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes)
         missing = MissingKernels(pool)
         find_missing_kernels(engine, plans, sizes, missing)
         if missing.count:
-            missing.wait()
             logger.info(
-                "%d kernels compiled, or found in Triton's cache: %.1f s with %d threads",
+                "Compiling %d kernels with %d threads, except those in Triton's cache",
                 missing.count,
-                time.perf_counter() - begin,
                 threads,
             )
+            missing.wait()
+            logger.info("Compiled the kernels: %.1f s", time.perf_counter() - begin)
 
 
 def row_counts(largest: int) -> list[int]:

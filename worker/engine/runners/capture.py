@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
-logger = logging.getLogger(__name__)
-
 G = TypeVar("G")
 
 
 def capture_sizes(
-    kind: str, capture: Callable[[int, Any], G], sizes: Sequence[int], device: torch.device
+    kind: str, capture: Callable[[int, Any], G], sizes: Sequence[int]
 ) -> dict[int, G]:
     """Calls `capture(size, pool)` for each size and returns the results by size. All graphs share the memory pool,
-    because only one graph of a kind runs at a time. Logs the time and the memory used."""
+    because only one graph of a kind runs at a time."""
     if not sizes:
         return {}
-    begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]
     pool = torch.cuda.graph_pool_handle()
     # The largest graph first: the others fit into its memory
     progress = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {kind}s", disable=None)
-    graphs = {size: capture(size, pool) for size in progress}
-    logger.info(
-        "Captured %ss of %d sizes up to %d: %.1f s, %.0f MB",
-        kind,
-        len(sizes),
-        max(sizes),
-        time.perf_counter() - begin,
-        (free - torch.cuda.mem_get_info(device)[0]) / 1e6,
-    )
-    return graphs
+    return {size: capture(size, pool) for size in progress}
 
 
 def capture(

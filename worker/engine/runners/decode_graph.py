@@ -65,7 +65,6 @@ class DecodeGraphRunner:
             "decode graph" if self._queries == 1 else "verify graph",
             lambda size, pool: self.capture_size(decode, size, pool),
             sizes,
-            self._forward.device,
         )
         if isinstance(decode, CompiledDecode):
             decode.report()

@@ -105,13 +105,11 @@ class PiecewiseRunner:
         self._graphs = {}
         if not sizes:
             return
-        device = self._forward.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self._forward.device)  # type: ignore[no-untyped-call]
         self._graphs = capture_sizes(
             "piecewise graph",
             lambda size, pool: self._capture_size(size, stream, pool),
             sizes,
-            device,
         )
 
     def _capture_size(self, size: int, stream: torch.cuda.Stream, pool: Any) -> PiecewiseGraph:

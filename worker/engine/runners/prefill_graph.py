@@ -62,9 +62,7 @@ class PrefillGraphRunner:
 
     def capture(self, sizes: Sequence[int]) -> None:
         """Captures a graph of each of `sizes`."""
-        self._graphs = capture_sizes(
-            "prefill graph", self.capture_size, sizes, self._forward.device
-        )
+        self._graphs = capture_sizes("prefill graph", self.capture_size, sizes)
 
     def capture_size(self, size: int, pool: Any) -> PrefillGraph:
         inputs, prefill = self.idle_prompt(size), self.plan_prefill(size)

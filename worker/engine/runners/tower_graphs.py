@@ -48,7 +48,6 @@ class TowerGraphs:
             "tower graph",
             lambda size, pool: self._capture_size(size, stream, pool),
             sizes,
-            self._device,
         )
 
     def _capture_size(self, size: int, stream: torch.cuda.Stream, pool: Any) -> TowerGraph:

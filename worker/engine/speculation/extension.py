@@ -97,7 +97,6 @@ class Extension:
                 "draft graph",
                 partial(self._capture_size, by_size),
                 [*by_size],
-                self._forward.device,
             )
             self._graphs |= {by_size[size]: graph for size, graph in captured.items()}
 

@@ -78,7 +78,7 @@ class SlotDrafts:
             self._write(slots_and_bounds, last, min(longest, self._forward.capacity.longest_row))
 
     def capture(self, sizes: Sequence[int]) -> None:
-        self._graphs = capture_sizes(self._name, self._capture_size, sizes, self._forward.device)
+        self._graphs = capture_sizes(self._name, self._capture_size, sizes)
         self._sizes = sizes
 
     def launch_idle(self, hidden_states: Tensor) -> None:
