@@ -1,10 +1,10 @@
 """The warm-up compile: Triton kernels are compiled in parallel, before the first step runs.
 
-Triton compiles a kernel at its first launch. A starting engine launches more than a hundred kernels one after another, so
-one core compiles for minutes and the others idle. Therefore the engine's steps are first captured into CUDA
-graphs that are never replayed. Nothing runs on the device then, so the content of its memory does not matter. Each
-kernel that Triton has not loaded goes to a thread pool: most of a compilation does not hold Python's global lock. A
-kernel that is missed here is compiled at its first launch, as usual.
+Triton compiles a kernel at its first launch. A starting engine launches more than a hundred kernels one after
+another, so one core compiles for minutes and the others idle. Therefore the engine's steps are first captured into
+CUDA graphs that are never replayed. Nothing runs on the device then, so the content of its memory does not matter.
+Each kernel that Triton has not loaded goes to a thread pool: most of a compilation does not hold Python's global
+lock. A kernel that is missed here is compiled at its first launch, as usual.
 """
 
 from __future__ import annotations
