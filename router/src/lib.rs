@@ -38,6 +38,7 @@ mod file;
 mod file_watch;
 pub mod fleet;
 pub mod handle;
+mod heap;
 pub mod history;
 pub mod key;
 mod log_lines;

@@ -8,7 +8,7 @@ use std::{
 
 /// The top-level modules, bottom first. A module uses only modules of lower layers.
 const LAYERS: [&[&str]; 15] = [
-    &["cores", "deadline_timer", "file", "file_watch", "log_lines", "sync", "wire"],
+    &["cores", "deadline_timer", "file", "file_watch", "heap", "log_lines", "sync", "wire"],
     &["error", "shutdown"],
     &["names"],
     &["key"],

@@ -74,7 +74,7 @@ impl ResponseBody {
             head.headers.remove(continuation::HEADER);
             Self::Plain(Box::new(PlainBody::new(job, &head, frames)))
         };
-        Response::from_parts(head, body)
+        Response::from_parts(*head, body)
     }
 }
 

@@ -66,8 +66,9 @@ impl Exchange<'_> {
         mut connection: Connection,
         replica: &Replica,
     ) -> Result<PeekedResponse, AttemptError> {
-        let request = self.request.to(replica, self.body);
-        let head = connection.send(&request).await?;
+        // A statement of its own, so that the future does not keep the request.
+        let sending = connection.send(&self.request.to(replica, self.body));
+        let head = sending.await?;
         let busy = matches!(head.status.as_u16(), 429 | 503);
         if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
             let body = match connection.read(MAX_REFUSAL).await {

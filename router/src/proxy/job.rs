@@ -15,6 +15,7 @@ use crate::{
     engine::{Runtime, continuation, include_usage},
     error::Error,
     fleet::{Backend, registry::known},
+    heap::boxed,
     key::{self, Route, RouteKey},
     names::{ModelName, WorkerId},
     proxy::request::WorkerRequest,
@@ -89,7 +90,7 @@ impl Job {
         if continuation::is_possible(&router.config, endpoint, key.as_ref(), &request.body) {
             request.ask_for_replay();
         }
-        Box::new(Self {
+        boxed(|| Self {
             router: Arc::clone(router),
             endpoint,
             request,

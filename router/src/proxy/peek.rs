@@ -17,7 +17,7 @@ const MAX_PEEKED: usize = 8 << 20;
 
 /// The start of a good response.
 pub(super) struct PeekedResponse {
-    pub(super) head: Parts,
+    pub(super) head: Box<Parts>,
     pub(super) first: Bytes,
     /// When this start had arrived.
     pub(super) received: Instant,

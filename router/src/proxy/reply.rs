@@ -8,7 +8,7 @@ use crate::{fleet::LoadGuard, upstream::Connection};
 
 /// The response of a worker. Its status is never 429, 500 or 502 to 504: these are failed attempts.
 pub struct Reply {
-    pub head: Parts,
+    pub head: Box<Parts>,
     /// The start of the body: at least the first event of a stream, or a JSON value up to its size limit.
     pub first: Bytes,
     /// When this start had arrived.

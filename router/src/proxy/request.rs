@@ -1,9 +1,11 @@
 //! A client's request on its way to a worker: read completely, and sent once for each attempt.
 
+use std::mem;
+
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Uri, header, request::Parts, uri::PathAndQuery,
-};
+#[cfg(test)]
+use http::Request;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header, request::Parts, uri::PathAndQuery};
 use smallvec::SmallVec;
 
 use crate::{
@@ -22,9 +24,8 @@ const SESSION_HEADER: HeaderName = HeaderName::from_static("x-mla-session");
 
 /// The client's request as it is sent to workers. Copies share the bytes of the body.
 pub struct WorkerRequest {
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
+    /// Boxed, because it is large and passed on.
+    head: Box<Parts>,
     pub body: Bytes,
     /// Memory of `body`; `None` if it needs no reservation, and once the body is dropped.
     memory: Option<MemoryReservation>,
@@ -34,7 +35,7 @@ impl WorkerRequest {
     /// Makes a request of this head and body. `memory` is the reservation for the body. If the router `has_keys`, it
     /// does not send the client's key to workers.
     pub(crate) fn new(
-        mut head: Parts,
+        mut head: Box<Parts>,
         body: Bytes,
         memory: Option<MemoryReservation>,
         has_keys: bool,
@@ -45,61 +46,57 @@ impl WorkerRequest {
             head.headers.remove(X_API_KEY);
         }
         // The origin form, also if the client sent an absolute URI.
-        let path = head.uri.into_parts().path_and_query;
-        let uri = path.map_or_else(Uri::default, Uri::from);
-        Self { method: head.method, uri, headers: head.headers, body, memory }
+        let path = mem::take(&mut head.uri).into_parts().path_and_query;
+        head.uri = path.map_or_else(Uri::default, Uri::from);
+        Self { head, body, memory }
     }
 
     /// A request with only a body.
     #[cfg(test)]
     pub(super) fn of_body(body: &'static [u8]) -> Self {
-        Self {
-            method: Method::POST,
-            uri: Uri::default(),
-            headers: HeaderMap::new(),
-            body: Bytes::from_static(body),
-            memory: None,
-        }
+        let (head, ()) = Request::post("/").body(()).expect("a request").into_parts();
+        Self { head: Box::new(head), body: Bytes::from_static(body), memory: None }
     }
 
     pub fn headers(&self) -> &HeaderMap {
-        &self.headers
+        &self.head.headers
     }
 
     /// Hash of the session in the header `x-mla-session`.
     pub fn session(&self) -> Option<u64> {
-        headers::find(&self.headers, &SESSION_HEADER).and_then(|name| session_of(name.as_bytes()))
+        headers::find(&self.head.headers, &SESSION_HEADER)
+            .and_then(|name| session_of(name.as_bytes()))
     }
 
     /// Sets the trace context for the next worker.
     pub fn set_trace_context(&mut self, traceparent: HeaderValue) {
-        self.headers.insert(telemetry::HEADER, traceparent);
+        self.head.headers.insert(telemetry::HEADER, traceparent);
     }
 
     /// Asks the worker for a stream that another worker can continue.
     pub fn ask_for_replay(&mut self) {
-        self.headers.insert(continuation::HEADER, continuation::ASK);
+        self.head.headers.insert(continuation::HEADER, continuation::ASK);
     }
 
     /// Signs `body`, which continues a stream.
     pub fn sign(&mut self, key: &ApiKey, body: &[u8]) {
-        let target = self.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let target = self.head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
         let signature = continuation::sign(key, target, body);
-        self.headers.insert(continuation::SIGNATURE, signature);
+        self.head.headers.insert(continuation::SIGNATURE, signature);
     }
 
     /// Frees the memory of a request that will not be sent again: its body, and its head, which may be views of the same
     /// buffer.
     pub fn release(&mut self) {
-        self.uri = Uri::default();
-        self.headers = HeaderMap::new();
+        self.head.uri = Uri::default();
+        self.head.headers = HeaderMap::new();
         self.body = Bytes::new();
         self.memory = None;
     }
 
     /// Whether a continuable stream was requested.
     pub fn is_replayable(&self) -> bool {
-        self.headers.contains_key(continuation::HEADER)
+        self.head.headers.contains_key(continuation::HEADER)
     }
 
     /// The request for `replica`. `body` is the client's body, or one made from it.
@@ -113,15 +110,13 @@ impl WorkerRequest {
         if let Some(key) = pool.authorization() {
             replaced.extend([(header::AUTHORIZATION, Some(key)), (X_API_KEY, None)]);
         }
-        let Self { method, uri, headers: fields, .. } = self;
+        let Parts { method, uri, headers: fields, .. } = &*self.head;
         OutgoingRequest { method, uri, fields, replaced, body }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use http::Request;
-
     use super::*;
 
     #[test]
@@ -131,7 +126,7 @@ mod tests {
         let value = HeaderValue::from_maybe_shared(read.slice(10..15)).expect("text");
         let head = Request::post(uri).header("name", value).body(()).expect("a request");
         let (head, ()) = head.into_parts();
-        let mut request = WorkerRequest::new(head, read.slice(16..), None, false);
+        let mut request = WorkerRequest::new(Box::new(head), read.slice(16..), None, false);
         assert!(!read.is_unique());
         request.release();
         assert!(read.is_unique());

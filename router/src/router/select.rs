@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Router;
 use crate::{
     fleet::{LoadGuard, Replica, registry::known},
+    heap::boxed,
     key::RouteKey,
     names::{ModelName, WorkerId},
     policy::{Candidate, Choice, PolicyRequest, Reason, least_loaded},
@@ -124,7 +125,7 @@ impl Router {
         match self.choose(class, &scratch.candidates, now) {
             Some(choice) => {
                 let replica = &replicas[scratch.places[choice.index]];
-                Placement::Worker(Box::new(self.reserve(replica, class, key, &choice)))
+                Placement::Worker(boxed(|| self.reserve(replica, class, key, &choice)))
             }
             None if any_healthy => Placement::AllTried,
             None => Placement::NoneHealthy,

@@ -45,7 +45,7 @@ pub(super) struct Limits {
 
 /// What a client does next.
 pub(super) enum Next {
-    Request(Box<Head>),
+    Request(Head),
     /// A request that cannot be read. It is answered with the error, and nothing after it is read.
     Refused(Error),
     /// It has sent nothing for [`RELEASE_AFTER`].
@@ -159,7 +159,7 @@ impl ClientStream {
                 match head::read(&mut self.unread) {
                     Ok(Some(head)) => {
                         self.begin(&head);
-                        return Poll::Ready(Ok(Next::Request(Box::new(head))));
+                        return Poll::Ready(Ok(Next::Request(head)));
                     }
                     Ok(None) => {}
                     Err(error) => return Poll::Ready(Ok(self.refuse(error))),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, Version, request::Parts};
 use parking_lot::Mutex;
 use tokio::{net::TcpStream, sync::watch, time::timeout};
 use tower::ServiceExt;
@@ -20,6 +20,7 @@ use crate::{
     deadline_timer::SharedTimer,
     endpoint::Endpoint,
     error::Error,
+    heap::boxed,
     router::Router,
     server::{
         answer::Answer,
@@ -137,7 +138,7 @@ impl Serving {
         loop {
             // Boxed in a statement of its own, so that the task does not reserve room for it: an idle client costs
             // no buffers.
-            let talking = Box::pin(self.answer_requests(stream, &timer));
+            let talking = Box::into_pin(boxed(|| self.answer_requests(stream, &timer)));
             stream = match talking.await {
                 Ok(Some(resting)) => resting,
                 Ok(None) => return,
@@ -250,26 +251,25 @@ impl Serving {
     /// Answers one request, or a refused one with its error. Returns whether another one may follow.
     async fn exchange(
         &self,
-        request: Result<Box<Head>, Error>,
+        request: Result<Head, Error>,
         stream: &Mutex<ClientStream>,
         timer: &SharedTimer,
     ) -> io::Result<bool> {
         // Other servers may read another end of a chunked body, so nothing after it is taken for a request.
         let mut keeps =
             request.as_ref().is_ok_and(|head| head.keeps_alive && head.body != BodyLength::Chunked);
-        let (parts, refusal) = match request {
+        let (request, refusal) = match request {
             Ok(head) => (head.parts, None),
             // A refused request is counted and logged like any other.
-            Err(error) => (Request::new(()).into_parts().0, Some(error)),
+            Err(error) => (Box::new(Request::new(()).into_parts().0), Some(error)),
         };
         let asked = Asked {
-            is_head: parts.method == Method::HEAD,
-            is_http_10: parts.version == Version::HTTP_10,
+            is_head: request.method == Method::HEAD,
+            is_http_10: request.version == Version::HTTP_10,
         };
-        // Boxed, because three futures in a row take it, and each keeps room for it.
-        let request = Box::new(Request::from_parts(parts, RequestBody(stream)));
         // Boxed, so that its memory is free while the response is sent.
-        let mut responding = Box::pin(self.respond(request, refusal, timer));
+        let mut responding =
+            Box::into_pin(boxed(|| self.respond(request, RequestBody(stream), refusal, timer)));
         let response = poll_fn(|cx| match responding.as_mut().poll(cx) {
             Poll::Ready(response) => Poll::Ready(Some(response)),
             Poll::Pending => stream.lock().poll_disconnect(cx).map(|()| None),
@@ -293,36 +293,36 @@ impl Serving {
     /// Returns the response to a request, and whether another request may follow on the connection.
     async fn respond(
         &self,
-        mut request: Box<Request<RequestBody<'_>>>,
+        mut request: Box<Parts>,
+        body: RequestBody<'_>,
         refusal: Option<Error>,
         timer: &SharedTimer,
     ) -> (Response<Answer>, bool) {
-        let stream = *request.body();
-        let endpoint = Endpoint::of(request.method(), request.uri().path());
+        let endpoint = Endpoint::of(&request.method, request.uri.path());
         // A wrong method on a data-plane path has no endpoint: it counts as a request to the router itself, but its key and
         // origin are checked as on any data-plane path.
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         let config = &self.router.config;
-        let id = request_id::choose(&config.request_id_headers, request.headers());
-        request.headers_mut().insert(request_id::HEADER, id.clone());
+        let id = request_id::choose(&config.request_id_headers, &request.headers);
+        request.headers.insert(request_id::HEADER, id.clone());
         // Admin requests are not traced: they would be most of the traces.
         let tracer = self.router.tracer.as_ref().filter(|_| named != Endpoint::Admin);
-        let trace = tracer.and_then(|tracer| tracer.begin(request.headers()));
+        let trace = tracer.and_then(|tracer| tracer.begin(&request.headers));
         let log = (config.access_log || trace.is_some()).then(|| {
             Arc::new(RequestLog::new(id.clone(), named, self.client, config.access_log, trace))
         });
-        let reader = self.sites.reader(plane, request.headers());
+        let reader = self.sites.reader(plane, &request.headers);
         let answer = match refusal {
             Some(error) => Err(error),
-            None => self.answer(endpoint, plane, request, timer, log.as_ref()).await,
+            None => self.answer(endpoint, plane, request, body, timer, log.as_ref()).await,
         };
         let mut response = match answer {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
         let may_follow = {
-            let mut stream = stream.0.lock();
+            let mut stream = body.0.lock();
             stream.end_request() && !stream.orders.closes
         };
         let may_follow = may_follow
@@ -353,7 +353,8 @@ impl Serving {
         &self,
         endpoint: Result<Endpoint, Error>,
         plane: Endpoint,
-        request: Box<Request<RequestBody<'_>>>,
+        request: Box<Parts>,
+        body: RequestBody<'_>,
         timer: &SharedTimer,
         log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
@@ -361,17 +362,20 @@ impl Serving {
         if let Some(permission) = self.sites.preflight(&request) {
             return permission.map(|response| response.map(ResponseBody::Own));
         }
-        let sent = (request.method(), request.headers());
-        auth::check(&self.router.config, plane, request.uri().path(), sent, &self.sites)?;
+        let sent = (&request.method, &request.headers);
+        auth::check(&self.router.config, plane, request.uri.path(), sent, &self.sites)?;
         if plane.is_work() && !self.has_permit().await {
             return Err(Error::TooManyConnections { limit: self.connection_limit.count });
         }
         match endpoint? {
-            Endpoint::Admin | Endpoint::OpenApi => Box::pin(self.answer_admin(request)).await,
+            Endpoint::Admin | Endpoint::OpenApi => {
+                Box::pin(self.answer_admin(*request, body)).await
+            }
             endpoint => {
+                let (router, client) = (&self.router, self.client.ip());
                 let answering =
-                    forward(&self.router, endpoint, request, self.client.ip(), timer, log);
-                let answered = self.router.gate.until_cut(Box::pin(answering)).await;
+                    boxed(|| forward(router, endpoint, request, body, client, timer, log));
+                let answered = router.gate.until_cut(Box::into_pin(answering)).await;
                 answered.unwrap_or(Err(Error::Draining))
             }
         }
@@ -379,9 +383,9 @@ impl Serving {
 
     async fn answer_admin(
         &self,
-        request: Box<Request<RequestBody<'_>>>,
+        head: Parts,
+        body: RequestBody<'_>,
     ) -> Result<Response<ResponseBody>, Error> {
-        let (head, body) = request.into_parts();
         let (body, _memory) = body.read(ADMIN_BODY_LIMIT, &self.router.bodies).await?;
         let request = Request::from_parts(head, axum::body::Body::from(body));
         let Ok(response) = self.admin.clone().oneshot(request).await;

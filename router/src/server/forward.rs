@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use http::{Request, Response, Version};
+use http::{Response, Version, request::Parts};
 
 use super::request_body::RequestBody;
 use crate::{
@@ -21,16 +21,16 @@ use crate::{
 pub(super) async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
-    request: Box<Request<RequestBody<'_>>>,
+    head: Box<Parts>,
+    body: RequestBody<'_>,
     address: IpAddr,
     timer: &SharedTimer,
     log: Option<&Arc<RequestLog>>,
 ) -> Result<Response<ResponseBody>, Error> {
     // Entered before the upload: a drain waits for the requests that have begun.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let client = router.queue.client(request.headers(), address);
+    let client = router.queue.client(&head.headers, address);
     let reading = AbortCount(Some(router));
-    let (head, body) = request.into_parts();
     let body = body.read(router.config.max_payload_size, &router.bodies).await;
     let (body, memory) = reading.disarm(body)?;
     let request = WorkerRequest::new(head, body, memory, router.config.has_keys());

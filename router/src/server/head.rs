@@ -13,6 +13,7 @@ use memchr::memchr_iter;
 
 use crate::{
     error::Error,
+    heap::boxed,
     wire::http1::{ConnectionOptions, to_map},
 };
 
@@ -28,7 +29,8 @@ const ROOM: usize = 2;
 
 /// A complete head.
 pub(super) struct Head {
-    pub(super) parts: Parts,
+    /// Boxed, because they are large and passed on.
+    pub(super) parts: Box<Parts>,
     pub(super) body: BodyLength,
     /// Whether the client waits for a 100 (Continue) before it sends the body.
     pub(super) expects_continue: bool,
@@ -73,8 +75,8 @@ pub(super) fn read(unread: &mut Bytes) -> Result<Option<Head>, Error> {
 }
 
 /// The parts of a checked request. Its target and the values of its fields stay in `bytes`, where they were parsed.
-fn to_parts(request: &Request<'_, '_>, bytes: &Bytes) -> Result<Parts, Error> {
-    let mut parts = http::Request::new(()).into_parts().0;
+fn to_parts(request: &Request<'_, '_>, bytes: &Bytes) -> Result<Box<Parts>, Error> {
+    let mut parts = boxed(|| http::Request::new(()).into_parts().0);
     let method = request.method.unwrap_or_default();
     parts.method =
         Method::from_bytes(method.as_bytes()).map_err(|_| Error::BadHead("a malformed method"))?;
@@ -276,7 +278,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_head_are_those_that_were_sent() {
         let Parts { method, uri, version, headers, .. } =
-            head("1.1", "X-A:  caf\u{e9} \r\nx-a:\r\n").parts;
+            *head("1.1", "X-A:  caf\u{e9} \r\nx-a:\r\n").parts;
         assert_eq!((method, version), (Method::POST, Version::HTTP_11));
         assert_eq!(uri, "/v1/x?y=1");
         let values: Vec<_> = headers.get_all("x-a").iter().map(HeaderValue::as_bytes).collect();

@@ -9,7 +9,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request::Parts,
+};
 use http_body_util::Full;
 
 use crate::{
@@ -93,18 +95,18 @@ impl Sites {
     }
 
     /// Answers a CORS preflight for the models. `None` if the request is not a preflight.
-    pub(super) fn preflight<B>(
+    pub(super) fn preflight(
         &self,
-        request: &Request<B>,
+        request: &Parts,
     ) -> Option<Result<Response<Full<Bytes>>, Error>> {
-        if self.origins.is_empty() || request.method() != Method::OPTIONS {
+        if self.origins.is_empty() || request.method != Method::OPTIONS {
             return None;
         }
-        let headers = request.headers();
+        let headers = &request.headers;
         let origin = headers.get(header::ORIGIN)?;
         let method = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
         let asked = Method::from_bytes(method.as_bytes()).ok()?;
-        let endpoint = Endpoint::of(&asked, request.uri().path()).ok()?;
+        let endpoint = Endpoint::of(&asked, request.uri.path()).ok()?;
         if endpoint == Endpoint::Admin {
             return None;
         }

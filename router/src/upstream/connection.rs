@@ -72,7 +72,7 @@ impl Connection {
     pub fn send(
         &mut self,
         request: &OutgoingRequest<'_>,
-    ) -> impl Future<Output = Result<Parts, UpstreamError>> + use<'_> {
+    ) -> impl Future<Output = Result<Box<Parts>, UpstreamError>> + use<'_> {
         enum Sending<A, B> {
             Http1(A),
             Http2(B),
@@ -85,7 +85,7 @@ impl Connection {
         async {
             match sending {
                 Sending::Http1(sending) => sending.await,
-                Sending::Http2(sending) => sending.await,
+                Sending::Http2(sending) => sending.await.map(Box::new),
             }
             .map_err(UpstreamError::Reset)
         }

@@ -57,7 +57,7 @@ impl Http1 {
     pub(super) fn send(
         &mut self,
         request: &OutgoingRequest<'_>,
-    ) -> impl Future<Output = io::Result<Parts>> + use<'_> {
+    ) -> impl Future<Output = io::Result<Box<Parts>>> + use<'_> {
         // Until the response is read completely.
         self.keeps_alive = false;
         self.is_head = request.method == Method::HEAD;
@@ -94,7 +94,7 @@ impl Http1 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Parts>> {
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Box<Parts>>> {
         loop {
             if !self.unread.is_empty() {
                 let head = response::read(&mut self.unread, self.is_head).map_err(malformed)?;

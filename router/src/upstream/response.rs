@@ -7,9 +7,12 @@ use http::{Response, StatusCode, Version, response::Parts};
 use httparse::{Header, ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
-use crate::wire::{
-    chunked::Chunked,
-    http1::{ConnectionOptions, list, to_map},
+use crate::{
+    heap::boxed,
+    wire::{
+        chunked::Chunked,
+        http1::{ConnectionOptions, list, to_map},
+    },
 };
 
 /// Maximum number of header fields.
@@ -30,7 +33,8 @@ pub(super) enum Framing {
 
 /// A complete head.
 pub(super) struct Head {
-    pub(super) parts: Parts,
+    /// Boxed, because they are large and passed on.
+    pub(super) parts: Box<Parts>,
     pub(super) framing: Framing,
     /// Whether the connection may be used again after the body.
     pub(super) keeps_alive: bool,
@@ -70,7 +74,7 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
             && !matches!(framing, Framing::UntilClose)
             && fields.keeps_alive(version);
         drop(unread.split_to(length));
-        let mut parts = Response::new(()).into_parts().0;
+        let mut parts = boxed(|| Response::new(()).into_parts().0);
         parts.status = status;
         parts.version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
         parts.headers = headers;
