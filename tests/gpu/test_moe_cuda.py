@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.beside import Fork
 from mla_router.worker.kernels.moe.align import moe_align
 from mla_router.worker.kernels.moe.combine import Term
 from mla_router.worker.kernels.moe.experts import (
@@ -154,7 +154,7 @@ def test_captured_and_replayed_with_other_routing(
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
 
     def step() -> Tensor:
-        sines = beside(x, torch.sin)
+        sines = Fork(x).start(torch.sin)
         weights, ids = moe_routing(logits, ROUTING)
         return through_experts(x, experts, weights, ids, lambda: Term(sines()))
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.beside import Fork
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from support.cuda import captured
 
@@ -45,7 +45,7 @@ def chain(x: Tensor) -> Tensor:
         slow_sum(first, second, third)
         slow_sum(third, third, second, ns=0)
         first.copy_(second).remainder_(1009)
-        other = beside(first, lambda x: slow_sum(x, x, torch.empty_like(x)))
+        other = Fork(first).start(lambda x: slow_sum(x, x, torch.empty_like(x)))
         slow_sum(first, third, second, ns=5000)
         slow_sum(second, other(), first, ns=0).remainder_(1009)
     return first
@@ -60,7 +60,7 @@ def test_memory_that_the_second_stream_reads_is_kept() -> None:
 
     late(x)  # compiles
     torch.cuda.synchronize()
-    result = beside(x + 1, late)
+    result = Fork(x + 1).start(late)
     others = [torch.full_like(x, 7) for _ in range(8)]  # in freed memory
     assert torch.equal(result(), x + 1)
     assert all((other == 7).all() for other in others)
