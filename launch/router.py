@@ -10,6 +10,7 @@ import sys
 from mla_router.launch.installed import require_router
 from mla_router.launch.secrets import hide_keys, warn_of_misspelt_keys
 from mla_router.launch.standard_files import open_standard_files
+from mla_router.worker.settings import EXIT_BAD_SETTINGS
 
 
 def main() -> int:
@@ -19,4 +20,8 @@ def main() -> int:
     require_router()
     from mla_router._router import run_cli
 
-    return run_cli(sys.argv[1:])
+    try:
+        return run_cli(sys.argv[1:])
+    except UnicodeEncodeError:
+        print("error: a flag has bytes that are not UTF-8", file=sys.stderr)
+        return EXIT_BAD_SETTINGS

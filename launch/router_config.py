@@ -23,6 +23,8 @@ def router_config(options: Options, worker_urls: Sequence[str]) -> RouterConfig:
 
     try:
         return RouterConfig.from_argv(options.router_argv(worker_urls))
+    except UnicodeEncodeError:
+        raise BadRouterFlagError("a flag of the router has bytes that are not UTF-8") from None
     except ValueError as error:
         raise BadRouterFlagError(with_launcher_flags(str(error))) from None
 

@@ -13,7 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mla_router.worker.settings import EXIT_BAD_SETTINGS, MIN_DIST_KEY, ConfigError, Settings
+from mla_router.worker.settings import (
+    EXIT_BAD_SETTINGS,
+    MIN_DIST_KEY,
+    NOT_UTF8,
+    ConfigError,
+    Settings,
+)
 from mla_router.worker.tree_shape import TreeShape
 
 __all__ = [
@@ -314,6 +320,8 @@ def check_secret(name: str, value: str) -> str:
     can send a key with the newline of its file."""
     if not value:
         raise ConfigError(f"{name} is empty: give a key, or leave it out")
+    if NOT_UTF8.search(value):
+        raise ConfigError(f"{name}: the key has bytes that are not UTF-8; give another one")
     if value != value.strip():
         raise ConfigError(f"{name}: the key begins or ends with a blank or a newline; remove it")
     return value

@@ -19,6 +19,9 @@ from typing import Any
 
 MIN_DIST_KEY = 16  # characters
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+NOT_UTF8 = re.compile(
+    r"[\ud800-\udfff]"
+)  # Python's form of such bytes in flags and the environment
 
 
 def _flag(default: Any, help: str, **metadata: Any) -> Any:
@@ -431,6 +434,8 @@ class Settings:
             if isinstance(value, str) and _CONTROL_CHARACTER.search(value):
                 # Names go into headers and log lines. The value may be a secret.
                 raise ConfigError(f"{flag}: has a control character, such as a newline; remove it")
+            if isinstance(value, str) and NOT_UTF8.search(value):
+                raise ConfigError(f"{flag}: has bytes that are not UTF-8; give another name")
             if "choices" in meta and value not in meta["choices"]:
                 choices = ", ".join(map(str, meta["choices"]))
                 raise ConfigError(f"{flag} {value}: choose one of {choices}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from typing import Any
 
 from support import client, processes
@@ -54,6 +55,13 @@ def test_launch_router_in_front_of_launch_workers(small_worker: str, other_worke
         answers = generate_many(router.url, 16)
         assert {answer.status for answer in answers} == {200}
         assert len({answer.worker for answer in answers}) == 2
+
+
+def test_launch_router_with_bytes_that_are_no_text() -> None:
+    command = [sys.executable, "-m", "mla_router.launch_router", "--worker-urls", "\udcff"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: a flag has bytes that are not UTF-8\n"
 
 
 def test_router_from_python(small_worker: str, other_worker: Running) -> None:

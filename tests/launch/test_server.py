@@ -312,6 +312,7 @@ def test_a_router_that_does_not_start_is_one_line(argv: list[str], mention: str)
         (["--page-size", "many"], "--page-size"),
         (["--router-policy", "magic"], "--router-policy"),
         (["--router-request-timeout-secs", "0"], "--router-request-timeout-secs"),
+        (["--router-allowed-hosts", "\udcff"], "a flag of the router has bytes that are not UTF-8"),
     ],
 )
 def test_bad_flags_are_one_line(argv: list[str], mention: str) -> None:

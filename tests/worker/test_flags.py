@@ -92,6 +92,7 @@ def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
         # It is a header of each answer, which then could not be sent
         (["--worker-id", "a\r\nx: y"], "--worker-id: has a control character"),
         (["--served-model-name", "a\nb"], "--served-model-name: has a control character"),
+        (["--model-path", "/models/\udcff"], "--model-path: has bytes that are not UTF-8"),
     ],
 )
 def test_flags_that_change_answers_are_refused_with_the_reason(
@@ -125,7 +126,11 @@ def test_a_config_goes_to_a_child_process_unchanged() -> None:
 
 @pytest.mark.parametrize(
     ("value", "fault"),
-    [("", " is empty: give a key, or leave it out"), ("k\n", ": the key begins or ends")],
+    [
+        ("", " is empty: give a key, or leave it out"),
+        ("k\n", ": the key begins or ends"),
+        ("\udcff", ": the key has bytes that are not UTF-8"),
+    ],
 )
 @pytest.mark.parametrize("field", ["api_key", "admin_api_key", "replay_key", "dist_key"])
 def test_a_key_that_no_client_can_give_is_refused(
