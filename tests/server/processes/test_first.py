@@ -273,6 +273,17 @@ def test_a_stop_before_it_is_ready(
         assert "ERROR" not in worker.running.output()
 
 
+def test_a_stop_while_the_tokenizer_hangs(tmp_path: Path) -> None:
+    endless = "{% for one in range(99999) %}" * 3 + "{% endfor %}" * 3
+    template = tmp_path / "endless.jinja"
+    template.write_text(endless)
+    with fake_worker(ready_path=None, chat_template=str(template)) as worker:
+        wait_until(lambda: status_of(worker.url + "/health") == 503, "it listens")
+        worker.running.process.terminate()
+        assert exit_status(worker) == 0
+        assert "Traceback" not in worker.running.output()
+
+
 def test_nohup() -> None:
     with fake_worker(prefix=["nohup"]) as worker:
         assert signal.SIGHUP in ignored_signals(worker.running.pid)

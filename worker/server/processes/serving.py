@@ -19,6 +19,7 @@ from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.processes.accept import accept
+from mla_router.worker.server.processes.daemon_thread import in_daemon_thread
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.state import ServerState, Service, fingerprint_of
 from mla_router.worker.server.text.answer import AnswerFormat
@@ -39,13 +40,13 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
     """
     config = state.config
     template = Path(config.chat_template) if config.chat_template else None
-    tokenizer = await asyncio.to_thread(Tokenizer, config.tokenizer_folder, config.folder, template)
+    tokenizer = await in_daemon_thread(Tokenizer, config.tokenizer_folder, config.folder, template)
     limits = await client.ready
     media = None
     if limits.images is not None:
         domains = config.allowed_media_domains
         fetcher = Fetcher(domains) if domains else None
-        media = await asyncio.to_thread(
+        media = await in_daemon_thread(
             MediaReader, config.folder, limits.images, limits.vocab_size, fetcher
         )
     # The answer proves that the sockets work in both directions.
