@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -338,6 +339,20 @@ def wait_until_started(grammars: Grammars) -> None:
         return any(worker.has_started for worker in compiling)
 
     wait_until(has_started, "a compilation begins")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_once(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Any error: each further fork server would have it as well."""
+    shutil.copytree(tokenizer_folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    grammars = start(tmp_path, vocab_size=VOCAB_SIZE, max_rows=8)
+    for pattern in ("a", "b"):
+        with pytest.raises(Refused, match="this model's tokenizer is not supported"):
+            open_request(grammars, Grammar("regex", pattern))
+    assert grammars.fork_server.generation == 1
+    grammars.shut_down()
 
 
 def test_a_broken_installation_is_logged_once_with_its_cause(

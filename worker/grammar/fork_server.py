@@ -28,7 +28,7 @@ from setproctitle import setproctitle
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Ended, Frame, Refused
-from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabulary
+from mla_router.worker.grammar.vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +135,8 @@ def run(
         vocabulary = read_vocabulary(folder, vocab_size, options.tokenizer_folder)
         compiler = Compiler(vocabulary, any_whitespace=options.any_whitespace)
         forced = ForcedTokens(vocabulary) if options.jump_forward else None
-    except VocabularyError as error:
-        logger.warning("no grammars: %s", error)
+    except Exception as error:  # noqa: BLE001 (another fork server would fail in the same way, again and again)
+        logger.warning("no grammars: %s: %s", type(error).__name__, error)
         _refuse_all(control, "this model's tokenizer is not supported")
         return
     gc.collect()

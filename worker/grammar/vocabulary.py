@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +56,9 @@ def read_vocabulary(
     added = tokenizer.get_added_tokens_decoder()
     decoders = _names(json.loads(tokenizer.to_str())["decoder"])
     if "ByteLevel" in decoders:
-        alphabet = byte_level_alphabet()
+        bytes_of: Callable[[str], bytes] = partial(_of_byte_level, byte_level_alphabet())
     elif "ByteFallback" in decoders:
-        alphabet = None
+        bytes_of = _of_byte_fallback
     else:
         raise VocabularyError(f"{folder}: tokens that are not made of bytes (decoder {decoders})")
     pieces = [b""] * vocab_size
@@ -64,12 +67,8 @@ def read_vocabulary(
             continue
         if token in added:
             pieces[token] = SPECIAL * added[token].special + piece.encode()
-        elif alphabet is not None:
-            pieces[token] = bytes(alphabet[char] for char in piece)
-        elif len(piece) == 6 and piece.startswith("<0x"):
-            pieces[token] = bytes([int(piece[3:5], 16)])
         else:
-            pieces[token] = piece.replace("\u2581", " ").encode()
+            pieces[token] = bytes_of(piece)
     named = _named_eos(source)
     try:
         eos_ids = read_eos_ids(folder, tokenizer.token_to_id(named) if named else None)
@@ -80,6 +79,19 @@ def read_vocabulary(
     for token in eos_ids:
         pieces[token] = b""
     return Vocabulary(pieces, sorted(eos_ids), tokenizer)
+
+
+def _of_byte_level(alphabet: Mapping[str, int], piece: str) -> bytes:
+    """Returns the bytes of a token of byte-level BPE. One with a character that is no byte is text, as for the decoder."""
+    if all(char in alphabet for char in piece):
+        return bytes(alphabet[char] for char in piece)
+    return piece.encode()
+
+
+def _of_byte_fallback(piece: str) -> bytes:
+    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()
 
 
 def _names(decoder: dict[str, Any] | None) -> list[str]:
