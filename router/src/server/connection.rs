@@ -73,10 +73,11 @@ pub(super) struct AcceptedConnection {
 }
 
 impl AcceptedConnection {
-    pub(super) async fn run(self) {
-        if let Ok(stream) = TcpStream::from_std(self.stream) {
-            self.serving.serve(stream, None).await;
-        }
+    /// Serves the connection until it is closed. Returns `None`: it is passed on once.
+    pub(super) async fn run(self) -> Option<Self> {
+        let stream = TcpStream::from_std(self.stream).ok()?;
+        self.serving.serve(stream, None).await;
+        None
     }
 }
 
@@ -109,12 +110,16 @@ impl Serving {
         None
     }
 
-    /// Serves a new connection.
-    pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
+    /// Serves a new connection until it is closed. Returns `None`: it is not passed on.
+    pub(super) async fn run(
+        self,
+        stream: TcpStream,
+        tls: Option<Arc<Tls>>,
+    ) -> Option<AcceptedConnection> {
         transport::prepare(&stream);
-        if self.wait_until_readable(&stream, false, &mut [0]).await.is_some() {
-            self.serve(stream, tls).await;
-        }
+        self.wait_until_readable(&stream, false, &mut [0]).await?;
+        self.serve(stream, tls).await;
+        None
     }
 
     /// Serves a connection whose first bytes have arrived.

@@ -208,17 +208,14 @@ impl Acceptor {
         };
         let connections = &mut self.connections;
         match (&self.cores, self.tls.clone()) {
-            (None, tls) => connections.spawn(run_to_end(serving.run(stream, tls))),
+            (None, tls) => connections.spawn(serving.run(stream, tls)),
             (Some(_), None) => connections.spawn(serving.wait_for_bytes(stream)),
             // The first bytes are encrypted; the core decrypts them.
             (Some(cores), Some(tls)) => {
                 let Ok(stream) = stream.into_std() else { return };
-                let serve = async move {
-                    if let Ok(stream) = TcpStream::from_std(stream) {
-                        serving.run(stream, Some(tls)).await;
-                    }
-                };
-                connections.spawn_on(run_to_end(serve), cores.next())
+                let serve =
+                    async move { serving.run(TcpStream::from_std(stream).ok()?, Some(tls)).await };
+                connections.spawn_on(serve, cores.next())
             }
         };
     }
@@ -226,7 +223,7 @@ impl Acceptor {
     /// Passes the connection of an ended task on to a core, if it is to be served there.
     fn serve_on_core(&mut self, left: Result<Option<AcceptedConnection>, JoinError>) {
         if let (Ok(Some(accepted)), Some(cores)) = (left, &self.cores) {
-            self.connections.spawn_on(run_to_end(accepted.run()), cores.next());
+            self.connections.spawn_on(accepted.run(), cores.next());
         }
     }
 
@@ -236,12 +233,6 @@ impl Acceptor {
             self.serve_on_core(left);
         }
     }
-}
-
-/// Serves a connection until it is closed.
-async fn run_to_end(served: impl Future<Output = ()>) -> Option<AcceptedConnection> {
-    served.await;
-    None
 }
 
 async fn next(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
