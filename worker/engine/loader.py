@@ -6,11 +6,13 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.choose import (
     choose_config,
@@ -41,11 +43,24 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.expert_load import count_experts
 from mla_router.worker.model.loader import load_eagle, load_model, load_mtp
 from mla_router.worker.model.parallel.divide import config_of_rank
+from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+
+
+class _Choices(NamedTuple):
+    """Follows from the flags, the model's config and the device alone."""
+
+    whole: ModelConfig  # of the model that ranks divide
+    context_length: int
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    attention: ModelAttention
+    placement: Placement | None
+    graphs: GraphSizes
 
 
 def load_engine(
@@ -55,16 +70,54 @@ def load_engine(
     the model is divided, by default one. `expert_parts`: --ep-size. Raises ConfigError, ModelError."""
     device = choose_device(config)
     _set_up(device, config)
+    chosen = _choose(config, device, groups)  # checks settings before the slow loading of weights
+    model = _load_model(config, chosen, device, groups, expert_parts)
+    new_drafter = load_drafter(config, model, chosen.whole)
+    specs = model.config.kv_cache_specs(chosen.kv_cache_dtype)
+    if new_drafter is not None:
+        specs += new_drafter.kv_cache_specs(chosen.kv_cache_dtype)
+    empty = capacity_without_pages(
+        config,
+        chosen.context_length,
+        own_window(specs),
+        device,
+        takes_images=model.vision is not None,
+    )
+    plan = partial(plan_capacity, config, empty, specs, device, group=groups.attention)
+    new_engine = partial(
+        Engine,
+        model,
+        device=device,
+        dtype=chosen.dtype,
+        attention=chosen.attention,
+        kv_cache_dtype=chosen.kv_cache_dtype,
+        new_drafter=new_drafter,
+    )
+    if device.type == "cpu":
+        return new_engine(plan())
+    graphs = chosen.graphs
+    if model.vision is not None and graphs.decode:  # graphs are on
+        graphs = replace(graphs, tiles=range(1, MAX_TILES + 1))
+    working = measure_working_memory(
+        new_engine, empty, prefill_tokens=config.max_prefill_tokens, graph_sizes=graphs
+    )
+    _log_memory(model, working)
+    engine = new_engine(plan(working_bytes=working.total))
+    _capture_graphs(engine, graphs)
+    return engine
+
+
+def _choose(config: WorkerConfig, device: torch.device, groups: Groups) -> _Choices:
+    """Raises ConfigError, ModelError."""
     whole = choose_config(config)
-    model_config = config_of_rank(whole, Ranks.of(groups))
-    # Settings are checked before the slow loading of the weights
-    context_length = choose_context_length(config, model_config)
-    dtype = choose_dtype(config, model_config, device)
+    own = config_of_rank(whole, Ranks.of(groups))
+    context_length = choose_context_length(config, own)
+    dtype = choose_dtype(config, own, device)
     kv_cache_dtype = choose_kv_cache_dtype(config, dtype)
-    check_device(device, model_config, dtype, kv_cache_dtype)
+    check_device(device, own, dtype, kv_cache_dtype)
     attention = choose_attention(
         config.attention_backend,
-        model_config,
+        own,
         device,
         dtype,
         flashinfer_mla=config.enable_flashinfer_mla,
@@ -72,47 +125,26 @@ def load_engine(
         with_trees=config.tree is not None,
     )
     placement = choose_placement(config, whole)
-    sizes = choose_graph_sizes(config, device, attention, groups)
+    graphs = choose_graph_sizes(config, device, attention, groups)
+    return _Choices(whole, context_length, dtype, kv_cache_dtype, attention, placement, graphs)
+
+
+def _load_model(
+    config: WorkerConfig, chosen: _Choices, device: torch.device, groups: Groups, expert_parts: int
+) -> CausalLM:
     model = load_model(
         config.folder,
         device=device,
-        dtype=dtype,
+        dtype=chosen.dtype,
         dummy=config.load_format == "dummy",
-        config=whole,
+        config=chosen.whole,
         groups=groups,
         expert_parts=expert_parts,
-        placement=placement,
+        placement=chosen.placement,
     )
     if config.enable_expert_distribution_metrics and groups.attention.rank == 0:
         count_experts(model)  # each rank chooses the experts of all tokens, also of other DP ranks
-    if model.vision is not None and sizes.decode:  # graphs are on
-        sizes = replace(sizes, tiles=range(1, MAX_TILES + 1))
-    new_drafter = load_drafter(config, model, whole)
-    specs = model.config.kv_cache_specs(kv_cache_dtype)
-    if new_drafter is not None:
-        specs += new_drafter.kv_cache_specs(kv_cache_dtype)
-    empty = capacity_without_pages(
-        config, context_length, own_window(specs), device, takes_images=model.vision is not None
-    )
-    plan = partial(plan_capacity, config, empty, specs, device, group=groups.attention)
-    new_engine = partial(
-        Engine,
-        model,
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        kv_cache_dtype=kv_cache_dtype,
-        new_drafter=new_drafter,
-    )
-    if device.type == "cpu":
-        return new_engine(plan())
-    working = measure_working_memory(
-        new_engine, empty, prefill_tokens=config.max_prefill_tokens, graph_sizes=sizes
-    )
-    _log_memory(model, working)
-    engine = new_engine(plan(working_bytes=working.total))
-    _capture_graphs(engine, sizes)
-    return engine
+    return model
 
 
 def _set_up(device: torch.device, config: WorkerConfig) -> None:
