@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 from mla_router import __version__
 from mla_router.worker import flags, preflight
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError
+from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.dp_group import DpGroup
 from mla_router.worker.model_folder import locate
 from mla_router.worker.server.processes.setup import set_up
@@ -67,24 +67,12 @@ def main(
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
     try:
-        config = locate(flags.from_namespace(arguments))
-        if config.node_rank and arguments.dp_group is None:
-            raise ConfigError(
-                f"--node-rank {config.node_rank}: this node has no worker of its own; start mla_router.launch_server here"
-            )
-        preflight.check(config)
+        config = _checked_config(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS
-
     set_up(config)
-    if ignored := flags.without_effect(arguments):
-        log.warning("without effect here: %s", ", ".join(ignored))
-    if not config.api_key and config.host not in _LOOPBACK:
-        log.warning(
-            "without a key, every client that can reach %s can use this worker: set MLA_ROUTER_API_KEY",
-            config.host,
-        )
+    _warn(config, flags.without_effect(arguments))
     # These imports take a second, so they follow the check of the flags.
     from mla_router.worker.server.processes import first
     from mla_router.worker.server.processes.listeners import listen
@@ -108,6 +96,28 @@ def main(
         except ConfigError as error:  # --dist-init-addr
             print(f"error: {error}", file=sys.stderr)
             return EXIT_BAD_SETTINGS
+
+
+def _checked_config(arguments: argparse.Namespace) -> WorkerConfig:
+    """Returns the settings, with local folders. Raises ConfigError."""
+    config = locate(flags.from_namespace(arguments))
+    if config.node_rank and arguments.dp_group is None:
+        raise ConfigError(
+            f"--node-rank {config.node_rank}: this node has no worker of its own; start mla_router.launch_server here"
+        )
+    preflight.check(config)
+    return config
+
+
+def _warn(config: WorkerConfig, ignored: Sequence[str]) -> None:
+    """Logs settings that may surprise. `ignored`: flags without effect."""
+    if ignored:
+        log.warning("without effect here: %s", ", ".join(ignored))
+    if not config.api_key and config.host not in _LOOPBACK:
+        log.warning(
+            "without a key, every client that can reach %s can use this worker: set MLA_ROUTER_API_KEY",
+            config.host,
+        )
 
 
 if __name__ == "__main__":
