@@ -123,6 +123,7 @@ def test_a_layer_in_a_folder_of_its_own(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "is not a NextN layer"),
+        ({"architectures": {"name": 1}}, r"architectures {'name': 1} is not a list of names"),
         ({"hidden_size": 128}, "hidden_size is 128, but 64 in the model"),
         ({"kv_lora_rank": 16}, "kv_lora_rank is 16, but 32 in the model"),
     ],

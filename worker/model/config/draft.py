@@ -22,7 +22,7 @@ def read_nextn_config(folder: Path, model: DeepseekConfig) -> DeepseekConfig:
     """Returns the config of `model` with the NextN layer in `folder`, which may be quantized otherwise. Raises
     ModelError."""
     path, raw = folder / "config.json", read_raw(folder)
-    named = _architecture(raw)
+    named = _architecture(path, raw)
     if not named.endswith(_NEXTN):
         raise ModelError(
             f"{path}: {named or 'no architecture'} is not a NextN layer; SGLang's export_deepseek_nextn.py writes "
@@ -37,11 +37,12 @@ def read_eagle_config(folder: Path, model: ModelConfig) -> LlamaConfig:
     """Returns the config of the EAGLE head in `folder` for `model`. Raises ModelError."""
     path, raw = folder / "config.json", read_raw(folder)
     # EAGLE-3 (arXiv:2503.01840) reads hidden states of several layers, and has a vocabulary of its own
-    if "draft_vocab_size" in raw or _architecture(raw).endswith("Eagle3"):
+    if "draft_vocab_size" in raw or _architecture(path, raw).endswith("Eagle3"):
         raise ModelError(
             f"{path}: a head of EAGLE-3, which is not supported; EAGLE-1 and EAGLE-2 are"
         )
-    config = _parsed(path, raw | {"architectures": [_architecture(raw).removesuffix("Eagle")]})
+    named = _architecture(path, raw).removesuffix("Eagle")
+    config = _parsed(path, raw | {"architectures": [named]})
     if not type(model) is type(config) is LlamaConfig:
         raise ModelError(f"{path}: EAGLE heads are supported for Llama models")
     if config.num_layers != 1:
@@ -50,8 +51,11 @@ def read_eagle_config(folder: Path, model: ModelConfig) -> LlamaConfig:
     return config
 
 
-def _architecture(raw: dict[str, Any]) -> str:
-    return str((raw.get("architectures") or [""])[0])
+def _architecture(path: Path, raw: dict[str, Any]) -> str:
+    named = raw.get("architectures") or [""]
+    if not isinstance(named, list):
+        raise ModelError(f"{path}: architectures {named!r} is not a list of names")
+    return str(named[0])
 
 
 def _parsed(path: Path, raw: dict[str, Any]) -> ModelConfig:
