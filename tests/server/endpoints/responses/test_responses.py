@@ -365,3 +365,18 @@ def test_refusals(
     assert caught.value.status_code in (400, 404)
     body: Any = caught.value.body
     assert body["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("format", "field"),
+    [
+        ({"type": "json_object"}, "text.format"),
+        ({"type": "json_schema", "name": "x", "schema": {"type": "object"}}, "text.format.schema"),
+    ],
+)
+def test_a_format_beside_a_required_call_has_the_name_of_this_endpoint(
+    deepseek: openai.OpenAI, asking: Asking, format: dict[str, Any], field: str
+) -> None:
+    fields = {"tools": [TOOL], "tool_choice": "required", "text": {"format": format}}
+    with pytest.raises(openai.BadRequestError, match=rf"cannot be combined with {field}$"):
+        deepseek.responses.create(**asking("x", extra=fields))

@@ -40,6 +40,7 @@ class FieldNames:
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
     tool: str = "tools[{}].function.name"  # `{}` is the index
+    format: str = "response_format"
     schema: str = "response_format.json_schema.schema"
     stop: str = "stop"
 
@@ -102,8 +103,6 @@ async def prepare(
     constraint = constraint_of(
         sampling.constraint, tools, tool_format, special, inside=prompt.begins_inside
     )
-    if constraint is not None and constraint.field == CHAT_NAMES.schema:
-        constraint = dataclasses.replace(constraint, field=names.schema)
     handler = RequestHandler(
         service,
         [prompt.tokens],
@@ -136,7 +135,7 @@ def _sampling(
     max_tokens = NamedNumber("max_tokens", body.max_tokens)
     if body.max_completion_tokens is not None:
         max_tokens = NamedNumber(names.max_tokens, body.max_completion_tokens)
-    return check_sampling(
+    sampling = check_sampling(
         body,
         max_tokens=max_tokens,
         min_tokens=NamedNumber("min_tokens", body.min_tokens),
@@ -148,6 +147,10 @@ def _sampling(
         vocab_size=vocab_size,
         response_format=body.response_format,
     )
+    renamed = {CHAT_NAMES.format: names.format, CHAT_NAMES.schema: names.schema}
+    if (asked := sampling.constraint) is not None and asked.field in renamed:
+        asked = dataclasses.replace(asked, field=renamed[asked.field])
+    return dataclasses.replace(sampling, constraint=asked)
 
 
 class _Prompt(NamedTuple):

@@ -38,7 +38,13 @@ from mla_router.worker.server.text.tool_calls.parts import Content
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
-FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name", "text.format.schema")
+FIELD_NAMES = FieldNames(
+    messages="input",
+    max_tokens="max_output_tokens",
+    tool="tools[{}].name",
+    format="text.format",
+    schema="text.format.schema",
+)
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
