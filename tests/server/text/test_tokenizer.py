@@ -119,6 +119,15 @@ def test_a_chat_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> N
         Tokenizer(SMALL_MODEL, chat_template=template)
 
 
+def test_a_tokenizer_without_tokens(tmp_path: Path) -> None:
+    tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    with pytest.raises(TokenizerError, match="no token in tokenizer"):
+        Tokenizer(tmp_path)
+
+
 def test_a_broken_template_of_the_folder_leaves_completions(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

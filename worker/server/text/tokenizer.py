@@ -12,7 +12,7 @@ from mla_router.worker.bounded_file import read_bounded
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
-from mla_router.worker.server.text.tokenizer_folder import read_folder
+from mla_router.worker.server.text.tokenizer_folder import TokenizerFolder, read_folder
 from mla_router.worker.tokenizer_files import MalformedError, byte_level_alphabet, read_eos_ids
 
 log = logging.getLogger(__name__)
@@ -36,34 +36,16 @@ class Tokenizer:
         `model_folder`, by default the same, names the EOS tokens. The file `chat_template` replaces the tokenizer's
         template.
         """
-        try:
-            loaded = read_folder(folder)
-        except Exception as error:  # transformers raises whatever the file's reader raised
-            if (folder / "tokenizer.json").exists():
-                reason = "no usable tokenizer"
-            else:
-                reason = (
-                    "no tokenizer.json in this folder; give one that has it as --tokenizer-path"
-                )
-            raise TokenizerError(f"{folder}: {reason} ({' '.join(str(error).split())})") from error
-        backend, templates = loaded.backend, loaded.templates
-        if chat_template is not None:
-            templates = {"default": _read_template(chat_template)}
-        self.template = ChatTemplate(templates, loaded.special_tokens)
-        if (wrong := self.template.syntax_error()) is not None:
-            reason = f"line {wrong.lineno}: {wrong.message}"
-            if chat_template is not None:
-                raise TokenizerError(f"--chat-template {chat_template}: {reason}")
-            log.warning(
-                "chats are refused: the chat template of %s: %s; give another one as --chat-template",
-                folder,
-                reason,
-            )
+        loaded = _read(folder)
+        backend = loaded.backend
+        self.template = _template_of(folder, loaded, chat_template)
         self.kind = loaded.kind
         self.special_tokens = loaded.special_tokens
         self._backend = backend
-        # The longest entry limits the text of a token.
         vocabulary = backend.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise TokenizerError(f"{folder}: no token in tokenizer.json")
+        # The longest entry limits the text of a token.
         self._longest_token = max(map(len, vocabulary))
         try:
             self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_id)
@@ -155,6 +137,34 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = batch[0].ids
         return ids
+
+
+def _read(folder: Path) -> TokenizerFolder:
+    """Raises TokenizerError."""
+    try:
+        return read_folder(folder)
+    except Exception as error:  # transformers raises whatever the file's reader raised
+        if (folder / "tokenizer.json").exists():
+            reason = "no usable tokenizer"
+        else:
+            reason = "no tokenizer.json in this folder; give one that has it as --tokenizer-path"
+        raise TokenizerError(f"{folder}: {reason} ({' '.join(str(error).split())})") from error
+
+
+def _template_of(folder: Path, loaded: TokenizerFolder, given: Path | None) -> ChatTemplate:
+    """Returns the template of the tokenizer in `folder`, or the `given` file of --chat-template. Raises TokenizerError."""
+    templates = loaded.templates if given is None else {"default": _read_template(given)}
+    template = ChatTemplate(templates, loaded.special_tokens)
+    if (wrong := template.syntax_error()) is not None:
+        reason = f"line {wrong.lineno}: {wrong.message}"
+        if given is not None:
+            raise TokenizerError(f"--chat-template {given}: {reason}")
+        log.warning(
+            "chats are refused: the chat template of %s: %s; give another one as --chat-template",
+            folder,
+            reason,
+        )
+    return template
 
 
 def _read_template(path: Path) -> str:
