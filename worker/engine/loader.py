@@ -52,7 +52,7 @@ _GIB = 1 << 30
 
 
 class _Choices(NamedTuple):
-    """Follows from the flags, the model's config and the device alone."""
+    """The choices that follow from the flags, the model's config and the device alone."""
 
     whole: ModelConfig  # of the model that ranks divide
     context_length: int

@@ -48,10 +48,8 @@ def _check_anchor(
 ) -> None:
     """Raises ValueError if `anchor` stands after a token that matches text, or in a group of `repeated`. `tokens` are in the
     order in which `brackets` open and close a group: backwards for an anchor of the end."""
-    is_bare, outer = (
-        True,
-        list[bool](),
-    )  # whether no text comes before a token; the same for the open groups
+    is_bare = True  # no text comes before the token
+    outer = list[bool]()  # the same for each open group
     for at, token in enumerate(tokens):
         if token == anchor and not is_bare:
             raise ValueError(f"`{anchor}` is supported only at the {place} of a pattern")
