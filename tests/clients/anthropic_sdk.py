@@ -90,7 +90,7 @@ def a_schema(server: Server) -> None:
     }
     message = client(server).messages.create(
         model=server.model,
-        max_tokens=60,
+        max_tokens=600,  # with all blanks that a grammar allows between its tokens
         messages=MESSAGES,
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
