@@ -61,7 +61,7 @@ class WorkerConfig(Settings):
             raise ConfigError(
                 f"--cuda-graph-bs {self.cuda_graph_bs}: give batch sizes, such as 1 2 4 8"
             )
-        for domain in filter(None, map(str.strip, self.allowed_media_domains.split(","))):
+        for domain in self.media_domains:
             if not re.fullmatch(r"[\w.-]+|[\da-fA-F:]+", domain):  # a name or an address
                 raise ConfigError(
                     f"--allowed-media-domains {domain}: give domains alone, such as example.com, without scheme, port, path or *"
@@ -220,6 +220,13 @@ class WorkerConfig(Settings):
         """Batch sizes of --cuda-graph-bs; empty if the flag is not set."""
         sizes = {int(size) for size in self.cuda_graph_bs.split(",") if size}
         return sorted(size for size in sizes if 0 < size <= self.max_running_requests)
+
+    @property
+    def media_domains(self) -> list[str]:
+        """The domains of --allowed-media-domains."""
+        return [
+            domain for part in self.allowed_media_domains.split(",") if (domain := part.strip())
+        ]
 
     @property
     def chunk_size(self) -> int:

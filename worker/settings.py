@@ -19,9 +19,8 @@ from typing import Any
 
 MIN_DIST_KEY = 16  # characters
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
-NOT_UTF8 = re.compile(
-    r"[\ud800-\udfff]"
-)  # Python's form of such bytes in flags and the environment
+# Bytes that are not UTF-8, in the form that Python gives them in flags and the environment
+NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
 
 
 def _flag(default: Any, help: str, **metadata: Any) -> Any:

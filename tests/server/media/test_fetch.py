@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media import fetch
 from mla_router.worker.server.media.fetch import Fetcher, is_public
@@ -59,7 +60,8 @@ def get(
     async def run() -> bytes:
         async with site() as port:
             url = path.replace("PORT", str(port))
-            return await Fetcher(domains, allows).fetch(url, 5000, FIELD)
+            named = WorkerConfig(allowed_media_domains=domains).media_domains
+            return await Fetcher(named, allows).fetch(url, 5000, FIELD)
 
     return asyncio.run(run())
 

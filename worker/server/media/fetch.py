@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -58,9 +58,9 @@ class PublicResolver(AbstractResolver):
 
 
 class Fetcher:
-    def __init__(self, domains: str, allows: Callable[[str], bool] = is_public) -> None:
+    def __init__(self, domains: Iterable[str], allows: Callable[[str], bool] = is_public) -> None:
         """`domains`: of --allowed-media-domains. `allows`: whether to connect to an IP address."""
-        self.domains = frozenset(domain.strip().lower() for domain in domains.split(",") if domain)
+        self.domains = frozenset(map(str.lower, domains))
         self._allows = allows
 
     async def fetch(self, url: str, max_bytes: int, field: str) -> bytes:

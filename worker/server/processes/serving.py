@@ -44,7 +44,7 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
     limits = await client.ready
     media = None
     if limits.images is not None:
-        domains = config.allowed_media_domains
+        domains = config.media_domains
         fetcher = Fetcher(domains) if domains else None
         media = await in_daemon_thread(
             MediaReader, config.folder, limits.images, limits.vocab_size, fetcher
