@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 from pathlib import Path
 
-from mla_router.worker.bounded_file import check_bounded, read_bounded
+from mla_router.worker.bounded_file import check_bounded
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.quantization.choose import choose_quantization
+from mla_router.worker.tokenizer_files import MalformedError, read_chat_template
 
 # The files of a folder that this server, transformers, tokenizers or xgrammar may read whole, and their largest size. The
 # largest published tokenizer.json have some 30 MB.
@@ -19,12 +22,16 @@ _MAX_TEXT_BYTES = 256 << 20
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, files of its folders, division of heads, context length, quantization, chat template and GPU of a
-    config with local folders. Raises ConfigError."""
-    _check_texts("--model-path", config.folder)
-    _check_texts("--tokenizer-path", config.tokenizer_folder)
-    if config.draft_folder is not None:
-        _check_texts("--speculative-draft-model-path", config.draft_folder)
+    """Checks model, files of its folders, division of heads, context length, quantization, chat template, folders for
+    records and GPU of a config with local folders. Raises ConfigError."""
+    folders = {
+        config.draft_folder: "--speculative-draft-model-path",
+        config.tokenizer_folder: "--tokenizer-path",
+        config.folder: "--model-path",
+    }
+    for folder, flag in folders.items():
+        if folder is not None:
+            _check_texts(flag, folder)
     try:
         model = read_config(config.folder)
     except ModelError as error:
@@ -41,7 +48,13 @@ def check(config: WorkerConfig) -> None:
     choose_context_length(config, model)
     choose_quantization(config, model)
     if config.chat_template:
-        _check_readable("--chat-template", Path(config.chat_template))
+        _check_template(Path(config.chat_template))
+    for flag, written in (
+        ("--profile-dir", config.profile_dir),
+        ("--expert-distribution-recorder-dir", config.expert_distribution_recorder_dir),
+    ):
+        if written:
+            _check_writable(flag, Path(written))
     if config.device != "cpu":
         _check_gpu(config.device, config.base_gpu_id + len(config.ranks_here) - 1, count_gpus())
 
@@ -56,13 +69,23 @@ def _check_texts(flag: str, folder: Path) -> None:
             ) from error
 
 
-def _check_readable(flag: str, path: Path) -> None:
+def _check_template(path: Path) -> None:
     try:
-        read_bounded(path).decode()
+        read_chat_template(path)
+    except MalformedError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_writable(flag: str, folder: Path) -> None:
+    """Makes the folder if there is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}; give a file in Jinja") from error
-    except ValueError as error:
-        raise ConfigError(f"{flag} {path}: not UTF-8: {error}") from error
+        raise ConfigError(
+            f"{flag} {folder}: {error.strerror}; give a folder in which this user may write"
+        ) from error
 
 
 def _check_gpu(device: str, wanted: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Properties of a model folder's tokenizer that both the server and the grammars need."""
+"""Properties of a model folder's tokenizer, and the file of --chat-template, which several processes need."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ import math
 from pathlib import Path
 from typing import Any
 
+from mla_router.worker.bounded_file import read_bounded
+
 
 class MalformedError(ValueError):
-    """A file of a model folder is malformed. The message names it."""
+    """A file of a model folder, or of --chat-template, is malformed. The message names it."""
+
+
+def read_chat_template(path: Path) -> str:
+    """Returns the text of --chat-template. Raises MalformedError."""
+    try:
+        return read_bounded(path).decode()
+    except OSError as error:
+        raise MalformedError(
+            f"--chat-template {path}: {error.strerror}; give a file in Jinja"
+        ) from error
+    except ValueError as error:
+        raise MalformedError(f"--chat-template {path}: not UTF-8: {error}") from error
 
 
 def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:

@@ -55,6 +55,16 @@ def folder_with(path: Path, text: str) -> str:
             {"chat_template": "/dev/zero"},
             "--chat-template /dev/zero: not a regular file",
         ),
+        (
+            json.dumps(SMALL),
+            {"profile_dir": "/dev/null"},
+            "--profile-dir /dev/null: File exists; give a folder in which this user may write",
+        ),
+        (
+            json.dumps(SMALL),
+            {"expert_distribution_recorder_dir": "/dev/null/records"},
+            "--expert-distribution-recorder-dir /dev/null/records: Not a directory",
+        ),
     ],
 )
 def test_errors_of_the_model(
@@ -96,6 +106,27 @@ def test_a_huge_or_missing_file_of_the_folder_is_named(tmp_path: Path) -> None:
     index.symlink_to("blobs/absent")
     with pytest.raises(ConfigError, match=r"index\.json: No such file or directory; replace it"):
         preflight.check(config)
+
+
+@pytest.mark.parametrize("flag", ["profile_dir", "expert_distribution_recorder_dir"])
+def test_a_folder_for_files_is_made_and_must_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    folder = tmp_path / "new" / "folder"
+    config = WorkerConfig(**{flag: str(folder)})
+    preflight.check(config)
+    assert folder.is_dir()
+    monkeypatch.setattr(os, "access", lambda path, _: path != folder)
+    message = f"--{flag.replace('_', '-')} {folder}: Permission denied; give a folder"
+    with pytest.raises(ConfigError, match=message):
+        preflight.check(config)
+
+
+def test_each_folder_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, Path]] = []
+    monkeypatch.setattr(preflight, "_check_texts", lambda *names: checked.append(names))
+    preflight.check(WorkerConfig(tokenizer_path=str(SMALL_MODEL)))
+    assert checked == [("--model-path", SMALL_MODEL)]
 
 
 def test_dp_attention_needs_routed_experts(tmp_path: Path) -> None:

@@ -82,13 +82,14 @@ def test_files_of_a_real_worker(tmp_path: Path) -> None:
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     """As on a full disk. Later ones can."""
     folder = tmp_path / "folder"
-    folder.touch()
     record = "_expert_distribution_record"
     with processes.worker(
         profile_dir=folder,
         enable_expert_distribution_metrics=True,
         expert_distribution_recorder_dir=folder,
     ) as worker:
+        folder.rmdir()
+        folder.touch()
         for start, write in (
             ("/start_profile", "/stop_profile"),
             (f"/start{record}", f"/dump{record}"),
