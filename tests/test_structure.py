@@ -30,7 +30,7 @@ LAYERS = (
     "worker.grammar",
     "worker.scheduler",
     # The rooms of the server. It talks with a scheduler and imports nothing of it: see SERVER_MAY_NOT.
-    "worker.server.errors",
+    "worker.server.errors worker.server.daemon_thread",
     "worker.server.schema",
     "worker.server.text",
     "worker.server.media",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tokenizers import decoders, models
 
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.text import tokenizer as tokenizer_module
 from mla_router.worker.server.text.chat_template import Conversation
 from mla_router.worker.server.text.tokenizer import MAX_INLINE_CHARS, Tokenizer, TokenizerError
 
@@ -119,6 +121,20 @@ def test_a_chat_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> N
         Tokenizer(SMALL_MODEL, chat_template=template)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_chat_template_without_an_end_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    template = folder / "chat_template.jinja"
+    name = f"--chat-template {template}" if given else f"chat template of {folder}"
+    ended = threading.Event()
+    monkeypatch.setattr(tokenizer_module, "ChatTemplate", lambda *_: ended.wait())
+    monkeypatch.setattr(tokenizer_module, "TEMPLATE_S", 0.01)
+    with pytest.raises(TokenizerError, match=f"{name}: still renders .* as --chat-template"):
+        Tokenizer(folder, chat_template=template if given else None)
+    ended.set()
+
+
 def test_a_tokenizer_without_tokens(tmp_path: Path) -> None:
     tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(
@@ -152,6 +168,16 @@ def test_eos_of_all_files_counts(folder: Path) -> None:
     assert REFERENCE.eos_token_id in Tokenizer(folder).eos_ids
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"generation_config\.json: not JSON"):
+        Tokenizer(folder)
+
+
+def test_a_malformed_post_processor_is_named(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    fields = json.loads(path.read_text())
+    unknown = {"SpecialToken": {"id": "[UNKNOWN]", "type_id": 0}}
+    fields["post_processor"]["single"].append(unknown)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(TokenizerError, match=rf"{path}: it encodes no text .* post_processor"):
         Tokenizer(folder)
 
 

@@ -15,11 +15,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mla_router.worker.heartbeat_watch import CHECK_PERIOD_S
 from mla_router.worker.server.app import make_app
+from mla_router.worker.server.daemon_thread import in_daemon_thread
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.processes.accept import accept
-from mla_router.worker.server.processes.daemon_thread import in_daemon_thread
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.state import ServerState, Service, fingerprint_of
 from mla_router.worker.server.text.answer import AnswerFormat

@@ -8,17 +8,25 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from mla_router.worker.bounded_file import read_bounded
+from mla_router.worker.server.daemon_thread import start_daemon_thread
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
 from mla_router.worker.server.text.tokenizer_folder import TokenizerFolder, read_folder
-from mla_router.worker.tokenizer_files import MalformedError, byte_level_alphabet, read_eos_ids
+from mla_router.worker.tokenizer_files import (
+    MalformedError,
+    byte_level_alphabet,
+    read_chat_template,
+    read_eos_ids,
+)
 
 log = logging.getLogger(__name__)
 
 # Encoding takes about 0.2 microseconds a character. Longer texts are encoded in a thread, to keep the event loop free.
 MAX_INLINE_CHARS = 1024
+
+# For the short conversations that a chat template renders at the start, in a millisecond each
+TEMPLATE_S = 10.0
 
 NAMED_TOKENS = 1 << 14  # size of the caches of texts and bytes: some megabytes
 
@@ -142,19 +150,36 @@ class Tokenizer:
 def _read(folder: Path) -> TokenizerFolder:
     """Raises TokenizerError."""
     try:
-        return read_folder(folder)
+        loaded = read_folder(folder)
     except Exception as error:  # transformers raises whatever the file's reader raised
         if (folder / "tokenizer.json").exists():
             reason = "no usable tokenizer"
         else:
             reason = "no tokenizer.json in this folder; give one that has it as --tokenizer-path"
         raise TokenizerError(f"{folder}: {reason} ({' '.join(str(error).split())})") from error
+    try:  # only its first use shows a malformed post-processor, and as a panic, which is no Exception
+        loaded.backend.encode_batch_fast(["a"], add_special_tokens=True)
+    except BaseException as error:
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'}: it encodes no text ({error}); look at its post_processor"
+        ) from error
+    return loaded
 
 
 def _template_of(folder: Path, loaded: TokenizerFolder, given: Path | None) -> ChatTemplate:
     """Returns the template of the tokenizer in `folder`, or the `given` file of --chat-template. Raises TokenizerError."""
-    templates = loaded.templates if given is None else {"default": _read_template(given)}
-    template = ChatTemplate(templates, loaded.special_tokens)
+    try:
+        templates = loaded.templates if given is None else {"default": read_chat_template(given)}
+    except MalformedError as error:
+        raise TokenizerError(str(error)) from error
+    rendering = start_daemon_thread(ChatTemplate, templates, loaded.special_tokens)
+    try:
+        template = rendering.result(TEMPLATE_S)
+    except TimeoutError:
+        name = f"chat template of {folder}" if given is None else f"--chat-template {given}"
+        raise TokenizerError(
+            f"{name}: still renders a conversation of one word after {TEMPLATE_S:g} s; give another file as --chat-template"
+        ) from None
     if (wrong := template.syntax_error()) is not None:
         reason = f"line {wrong.lineno}: {wrong.message}"
         if given is not None:
@@ -165,13 +190,3 @@ def _template_of(folder: Path, loaded: TokenizerFolder, given: Path | None) -> C
             reason,
         )
     return template
-
-
-def _read_template(path: Path) -> str:
-    """Returns the text of --chat-template. Raises TokenizerError."""
-    try:
-        return read_bounded(path).decode()
-    except OSError as error:
-        raise TokenizerError(f"--chat-template {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise TokenizerError(f"--chat-template {path}: not UTF-8: {error}") from error

@@ -13,7 +13,12 @@ T = TypeVar("T")
 
 async def in_daemon_thread(function: Callable[..., T], *arguments: object) -> T:
     """Returns the result of `function`, or raises its exception. The function may hang, as in the read of a file whose server is
-    gone, or in a chat template without an end: the process ends nevertheless, unlike with `asyncio.to_thread`."""
+    gone: the process ends nevertheless, unlike with `asyncio.to_thread`."""
+    return await asyncio.wrap_future(start_daemon_thread(function, *arguments))
+
+
+def start_daemon_thread(function: Callable[..., T], *arguments: object) -> Future[T]:
+    """Returns the future result of `function`, which runs in a thread of its own."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a cancelled caller leaves it to run
 
@@ -24,4 +29,4 @@ async def in_daemon_thread(function: Callable[..., T], *arguments: object) -> T:
             result.set_exception(error)
 
     Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(result)
+    return result
