@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 
@@ -55,7 +56,12 @@ def statuses(answer: bytes) -> list[bytes]:
 )
 def test_malformed_requests(worker: FakeWorker, data: bytes) -> None:
     # One answer: the following bytes do not count as another request.
-    assert statuses(talk(worker, data)) == [b"400"]
+    answer = talk(worker, data)
+    assert statuses(answer) == [b"400"]
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("Not a valid HTTP request: ")
+    assert b"aiohttp" not in answer
     assert status_of(worker.url + "/health") == 200
     assert "Traceback" not in worker.running.output()
 

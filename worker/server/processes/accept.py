@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-
-from aiohttp import web
+from collections.abc import Callable
 
 from mla_router.worker.server.processes.listeners import BACKLOG
 
@@ -20,8 +19,8 @@ PAUSE_S = 1.0  # after a failure
 BURST = 64  # connections that are accepted before other tasks run
 
 
-async def accept(listener: socket.socket, server: web.Server) -> None:
-    """Passes the connections of `listener` to `server` until it is cancelled."""
+async def accept(listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+    """Gives each connection of `listener` a new `protocol` until it is cancelled."""
     loop = asyncio.get_running_loop()
     listener.listen(BACKLOG)
     listener.setblocking(False)
@@ -34,7 +33,7 @@ async def accept(listener: socket.socket, server: web.Server) -> None:
                 log.warning("cannot accept a connection: %s", error.strerror or error)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            task = loop.create_task(loop.connect_accepted_socket(server, connection))
+            task = loop.create_task(loop.connect_accepted_socket(protocol, connection))
             opening.add(task)
             task.add_done_callback(opening.discard)
         await asyncio.sleep(0)

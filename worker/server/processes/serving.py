@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from mla_router.worker.heartbeat_watch import CHECK_PERIOD_S
 from mla_router.worker.server.app import make_app
 from mla_router.worker.server.daemon_thread import in_daemon_thread
+from mla_router.worker.server.http.protocol import Protocol
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.media.fetch import Fetcher
 from mla_router.worker.server.media.reader import MediaReader
@@ -76,16 +78,21 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         make_app(state),
         # If a client leaves, its handler is cancelled and aborts the request.
         handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,  # `app.py` refuses compressed bodies, because small ones may become large
-        keepalive_timeout=KEEPALIVE_S,
-        max_line_size=MAX_HEAD,
-        max_field_size=MAX_HEAD,
         shutdown_timeout=FLUSH_S,
     )
     await runner.setup()
     assert runner.server is not None, "set up"
-    accepting = asyncio.create_task(accept(listener, runner.server))
+    protocol = partial(
+        Protocol,
+        runner.server,
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # type: ignore[arg-type]
+        auto_decompress=False,  # `app.py` refuses compressed bodies, because small ones may become large
+        keepalive_timeout=KEEPALIVE_S,
+        max_line_size=MAX_HEAD,
+        max_field_size=MAX_HEAD,
+    )
+    accepting = asyncio.create_task(accept(listener, protocol))
     watching = asyncio.create_task(state.watch.run())
     watching_servers = asyncio.create_task(state.servers_watch.run())
     beating = asyncio.create_task(_beat(state))
