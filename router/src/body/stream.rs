@@ -50,7 +50,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 const PROGRESS_ONLY_FACTOR: u32 = 10;
 
 /// The stream. It owns all resources of its request, so dropping it releases them.
-#[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
 pub struct EventStream {
     state: State,
     endpoint: Endpoint,
@@ -62,12 +61,18 @@ pub struct EventStream {
     usage: usage::Reader,
     /// Whether the router, and not the client, has requested token counts.
     asked_usage: bool,
-    /// Whether the present event is the last one: `[DONE]`, a last event of the Responses API, or an error.
-    is_last: bool,
-    /// Whether the last event completes the answer.
-    is_answer: bool,
-    /// Whether the last event has been passed on.
-    last_event_sent: bool,
+    progress: Progress,
+}
+
+/// The progress of a stream to its last event: `[DONE]`, a last event of the Responses or Messages API, or an error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// The last event has not begun.
+    Open,
+    /// The present event is the last one. An answer is complete with it, unless it is an error.
+    InLastEvent { completes: bool },
+    /// The last event has been passed on. The client gets nothing more.
+    Ended,
 }
 
 enum State {
@@ -125,14 +130,16 @@ impl EventStream {
             replay,
             usage,
             asked_usage,
-            is_last: false,
-            is_answer: false,
-            last_event_sent: false,
+            progress: Progress::Open,
         }
     }
 
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.progress == Progress::Ended
     }
 
     /// The next bytes for the client.
@@ -173,7 +180,7 @@ impl EventStream {
             State::Resuming(resuming) => &resuming.router,
             State::Over => return false,
         };
-        router.gate.is_cut() && !self.last_event_sent
+        router.gate.is_cut() && !self.has_ended()
     }
 
     /// The next bytes from the worker; `None` when the stream is complete.
@@ -199,7 +206,7 @@ impl EventStream {
                     }
                     continue;
                 }
-                Poll::Ready(_) if self.last_event_sent => return Poll::Ready(Ok(None)),
+                Poll::Ready(_) if self.progress == Progress::Ended => return Poll::Ready(Ok(None)),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Failure::Broken(error))),
                 Poll::Ready(None) if job.endpoint.generates() => {
                     return Poll::Ready(Err(Failure::Truncated));
@@ -213,7 +220,7 @@ impl EventStream {
                 Poll::Pending => {}
             }
             match ready!(self.silence.poll(&mut job.timer, cx)) {
-                Due::End if self.last_event_sent => return Poll::Ready(Ok(None)),
+                Due::End if self.has_ended() => return Poll::Ready(Ok(None)),
                 Due::End => return Poll::Ready(Err(Failure::Timeout)),
                 Due::KeepAlive if self.events.is_between_events() => {
                     return Poll::Ready(Ok(Some(PING)));
@@ -235,7 +242,7 @@ impl EventStream {
     /// Returns the part of a piece that is for the client.
     fn pass(&mut self, piece: Piece) -> Result<Bytes, Failure> {
         let Piece { mut bytes, begins, ends } = piece;
-        if self.last_event_sent {
+        if self.has_ended() {
             return Ok(Bytes::new());
         }
         if begins {
@@ -244,12 +251,10 @@ impl EventStream {
                 bytes = include_usage::without(bytes);
             }
         }
-        if self.is_last && ends {
-            self.last_event_sent = true;
+        if ends && let Progress::InLastEvent { completes } = self.progress {
+            self.progress = Progress::Ended;
             // An error event says nothing about the worker: the request may be the cause.
-            if let State::Streaming { frames, .. } = &mut self.state
-                && self.is_answer
-            {
+            if completes && let State::Streaming { frames, .. } = &mut self.state {
                 frames.guard.record(Outcome::Answered);
                 self.usage.ends(&frames.guard);
             }
@@ -268,10 +273,10 @@ impl EventStream {
             if self.replay.is_some() && last_event::is_going_away(data) {
                 return Err(Failure::WorkerEnded);
             }
-            self.is_last = true;
+            self.progress = Progress::InLastEvent { completes: false };
         } else if last_event::is_last(name, data) {
-            self.is_last = true;
-            self.is_answer = last_event::completes_answer(name);
+            let completes = last_event::completes_answer(name);
+            self.progress = Progress::InLastEvent { completes };
         } else if bytes.trim_ascii().is_empty() {
             // The event has only token ids; their text follows later.
             return Ok(Bytes::new());
@@ -412,7 +417,7 @@ impl Resuming {
 impl Drop for EventStream {
     fn drop(&mut self) {
         let router = match &self.state {
-            State::Streaming { job, .. } if !self.last_event_sent => &job.router,
+            State::Streaming { job, .. } if !self.has_ended() => &job.router,
             State::Resuming(resuming) => &resuming.router,
             _ => return,
         };
