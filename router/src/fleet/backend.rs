@@ -296,38 +296,46 @@ impl Backend {
 
     /// Passes the outcome of a request to the breaker. See [`LoadGuard::record`](super::LoadGuard::record).
     pub(super) fn record(&self, outcome: Outcome, on_trial: bool) {
-        let stuck = match outcome {
+        match outcome {
             // The start of a response proves nothing unless the request is on trial: the response may still break.
-            Outcome::Begun if !on_trial => return,
-            Outcome::Begun | Outcome::Answered => {
-                let closes = match outcome {
-                    Outcome::Begun => self.breaker.begin(),
-                    _ => self.breaker.succeed(),
-                };
-                if closes {
-                    self.counters.breaker.increment(BreakerState::Closed);
-                    if self.phase() == Phase::Healthy {
-                        self.clear_failures();
-                    }
-                    tracing::info!("worker {} answers again: breaker closed", self.url);
+            Outcome::Begun => {
+                if on_trial && self.breaker.begin() {
+                    self.breaker_closed();
                 }
-                return;
             }
-            Outcome::Busy if on_trial => return self.breaker.leave_trial(),
-            Outcome::Busy => return,
-            Outcome::Failed => false,
+            Outcome::Answered => {
+                if self.breaker.succeed() {
+                    self.breaker_closed();
+                }
+            }
+            Outcome::Failed => self.fail(on_trial, false),
             Outcome::Late(limit) => {
                 // The check finds out whether the worker is frozen. If so, all waiting requests may move.
                 self.health.probe_now();
-                if !self.is_silent_for(limit) {
-                    if on_trial {
-                        self.breaker.leave_trial();
-                    }
-                    return;
+                if self.is_silent_for(limit) {
+                    self.fail(on_trial, true);
+                } else if on_trial {
+                    self.breaker.leave_trial();
                 }
-                true
             }
-        };
+            Outcome::Busy => {
+                if on_trial {
+                    self.breaker.leave_trial();
+                }
+            }
+        }
+    }
+
+    fn breaker_closed(&self) {
+        self.counters.breaker.increment(BreakerState::Closed);
+        if self.phase() == Phase::Healthy {
+            self.clear_failures();
+        }
+        tracing::info!("worker {} answers again: breaker closed", self.url);
+    }
+
+    /// Passes a failure to the breaker. One failure of a `stuck` worker opens it.
+    fn fail(&self, on_trial: bool, stuck: bool) {
         if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
             self.counters.breaker.increment(BreakerState::Open);
             self.counters.ejections.increment(Ejection::Breaker);
