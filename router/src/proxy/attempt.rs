@@ -187,18 +187,12 @@ impl<'a> Round<'a> {
         guard: Box<LoadGuard>,
         replica: &Replica,
     ) -> Result<Reply, AttemptError> {
-        let Job { deadline, failures, .. } = *self.job;
-        let model = self.job.line_key();
+        self.count_attempt(&guard);
         let asking = self.is_original.then(|| self.job.body_with_usage(guard.backend())).flatten();
-        let Job { router, request, key, endpoint, timer, log, attempts, deaths, .. } =
-            &mut *self.job;
-        *attempts += 1;
         let begun = guard.reserved_at();
-        router.metrics.retry(self.cause.take());
-        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(guard.replica(), guard.reason))
-        {
-            request.set_trace_context(trace);
-        }
+        let model = self.job.line_key();
+        let Job { deadline, failures, .. } = *self.job;
+        let Job { router, request, key, endpoint, timer, deaths, .. } = &mut *self.job;
         let key = key.as_ref();
         let mut pending = Pending { router, key, guard: Some(guard) };
         let expect = Expect::of(*endpoint, key);
@@ -243,6 +237,17 @@ impl<'a> Round<'a> {
                 record_failure(router, &error, pending.guard(), begun);
                 Err(error)
             }
+        }
+    }
+
+    /// Counts the attempt, logs it, and names it in the trace context of the request.
+    fn count_attempt(&mut self, guard: &LoadGuard) {
+        let Job { router, request, log, attempts, .. } = &mut *self.job;
+        *attempts += 1;
+        router.metrics.retry(self.cause.take());
+        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(guard.replica(), guard.reason))
+        {
+            request.set_trace_context(trace);
         }
     }
 

@@ -51,20 +51,19 @@ async fn in_line(
     mut refusal: Option<Box<Refusal>>,
 ) -> Result<Reply, Error> {
     let queue = Arc::clone(&job.router.queue);
-    let mut ticket: Option<Ticket<'_>> = None;
-    let mut position = None;
     let mut aborts = queue.aborts();
+    let joined = if body.is_some() {
+        queue.join_front(job.line_key(), job.client)
+    } else {
+        let joined = queue.join(job.line_key(), job.client);
+        joined.map_err(|full| answer(refusal.take(), full))?
+    };
+    let mut position = joined.position();
+    let mut ticket = Some(joined);
     loop {
-        let held = match (ticket.take(), position) {
-            (Some(held), _) => held,
-            // A worker refused after the ticket was passed on: the request returns to its position.
-            (None, Some(position)) => queue.return_to(job.line_key(), position),
-            (None, None) if body.is_some() => queue.join_front(job.line_key(), job.client),
-            (None, None) => queue
-                .join(job.line_key(), job.client)
-                .map_err(|full| answer(refusal.take(), full))?,
-        };
-        position = Some(held.position());
+        // A worker refused after the ticket was passed on: the request returns to its position.
+        let held = ticket.take().unwrap_or_else(|| queue.return_to(job.line_key(), position));
+        position = held.position();
         let until = job.queue_deadline();
         let turn = held.turn(&mut job.timer, until);
         if !held.place().unless_aborted(&mut aborts, turn).await? {
@@ -95,7 +94,7 @@ async fn take_slot(job: &mut Job) -> Result<(), Error> {
         let slot = job.router.queue.enter(job.client, &mut job.timer, until);
         job.slot = Box::pin(slot).await?;
     }
-    job.slot.as_ref().map(drop).ok_or_else(|| job.queue_timeout_error())
+    if job.slot.is_some() { Ok(()) } else { Err(job.queue_timeout_error()) }
 }
 
 /// Runs one round over the workers. The ticket is passed on as soon as a worker has taken the request, so that the next
