@@ -71,7 +71,7 @@ labels! {
         /// No worker holds enough of the prompt.
         Cold => "cold",
         /// The same as `Cold`, and the worker is the rendezvous owner of the prompt.
-        RendezvousOwner => "home",
+        RendezvousOwner => "rendezvous_owner",
         /// There is no prompt, or less than one block of it.
         NoPrefix => "no_prefix",
         /// The hash of the session or of the prompt selects the worker.
