@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mla_router.worker.core import StepPlan
-from mla_router.worker.engine.engine import Engine, ForwardOutput
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners.outputs import ForwardOutput
 
 
 class CheckedEngine(Engine):

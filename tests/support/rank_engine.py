@@ -13,7 +13,7 @@ from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
-from mla_router.worker.engine.engine import ForwardOutput
+from mla_router.worker.engine.runners.outputs import ForwardOutput
 from mla_router.worker.engine.speculation.chain import DraftLayer, NewChain
 from mla_router.worker.engine.speculation.drafter import NewDrafter
 from mla_router.worker.engine.speculation.tree import NewTree

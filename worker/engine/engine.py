@@ -8,10 +8,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from mla_router.worker.core import Capacity, GroupStep, ImagePart, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy, AsyncCopyBuffers
@@ -20,33 +19,16 @@ from mla_router.worker.engine.head import Head
 from mla_router.worker.engine.images import EncodedImages
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import choose_runner, fits_decode_graph
-from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
-from mla_router.worker.engine.runners.outputs import LayerOutput
+from mla_router.worker.engine.runners.outputs import ForwardOutput, LayerOutput
 from mla_router.worker.engine.runners.runners import Runners
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep, NewDrafter
 from mla_router.worker.kv_cache.pool import KVCachePool
-from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
-    """A launched forward pass. The fields after `began` are those of `StepLogits`."""
-
-    plan: StepPlan
-    began: float  # time at which its launch began, of `time.perf_counter`
-    logits: Tensor
-    slots: Tensor
-    hidden_states: Tensor
-    prompt_logprobs: RowLogprobs | None
-    rows: Tensor | None
-    source: ForwardBatch | DecodeGraph | None
 
 
 class Engine:
@@ -89,9 +71,9 @@ class Engine:
         self.attention = attention
         packer = InputPacker(device, self.slots)
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
-        all_rows = new_drafter is not None and new_drafter.reads_hidden_states
-        self.runners = Runners(self.forward_pass, packer, plans_rows=all_rows)
-        self._head = Head(self.forward_pass, packer, all_rows=all_rows)
+        for_drafter = new_drafter is not None and new_drafter.reads_rows
+        self.runners = Runners(self.forward_pass, packer, for_drafter=for_drafter)
+        self._head = Head(self.forward_pass, packer, for_drafter=for_drafter)
         self._copies = AsyncCopyBuffers(device)
         self.drafter: Drafter | None = None
         if new_drafter is not None:
@@ -140,7 +122,7 @@ class Engine:
             self.drafter.admit(plan.admitted)
         if isinstance(output, LayerOutput):
             output = self._head.run(plan, output, self.sampler.features)
-        return ForwardOutput(plan, began, *output)
+        return output._replace(began=began)
 
     def _agreed(self, plan: StepPlan) -> StepPlan:
         """Returns `plan` with a group, if there are other DP ranks. At their start engines run the same steps without an
@@ -176,18 +158,7 @@ class Engine:
             plan.runs_drafter or plan.tree_nodes or drafter.follows_all_steps
         ):
             of_rows = slots.last_token[forward.slots] if sampled.tokens is None else sampled.tokens
-            drafter.draft(
-                DraftStep(
-                    plan,
-                    forward.slots,
-                    forward.hidden_states,
-                    forward.rows,
-                    of_rows,
-                    sampled.last,
-                    sampled.path,
-                    forward.source,
-                )
-            )
+            drafter.draft(DraftStep(forward, sampled, of_rows))
             if plan.returns_drafts:
                 self._copies.start_drafts(pending, slots.chains(forward.slots))
             pending.extend()

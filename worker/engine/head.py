@@ -7,7 +7,7 @@ from torch import Tensor
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
-from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
+from mla_router.worker.engine.runners.outputs import ForwardOutput, LayerOutput
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
 from mla_router.worker.model.exchange import NO_EXCHANGE, Exchange
@@ -17,22 +17,22 @@ class Head:
     """The last layer's feed-forward half, the norm, and the language model's head."""
 
     def __init__(
-        self, forward_pass: ForwardPass, packer: InputPacker, *, all_rows: bool = False
+        self, forward_pass: ForwardPass, packer: InputPacker, *, for_drafter: bool = False
     ) -> None:
-        """`all_rows`: a drafter reads the hidden states of all rows."""
+        """`for_drafter`: a drafter reads the hidden states of all rows."""
         self._forward = forward_pass
         self._model = forward_pass.model
         self._packer = packer
-        self._all_rows = all_rows
+        self._for_drafter = for_drafter
 
-    def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> StepLogits:
+    def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> ForwardOutput:
         """Returns the logits of the sampled rows, and the logprobs of prompt tokens that `plan` requests, with the number
         of most likely tokens in `features`. Packs its inputs while the device computes the layers, which do not need
         them."""
         wanted = self._packer.pack_outputs(plan)
         num_sampled = len(wanted.rows) - len(wanted.logprob_tokens)
         exchange = self._forward.exchange(plan)
-        if self._all_rows or exchange is not None:
+        if self._for_drafter or exchange is not None:
             of_all = self._finish(output, exchange)
             hidden_states = of_all.index_select(0, wanted.rows)
         else:
@@ -49,7 +49,8 @@ class Head:
             prompt_logprobs = prompt_token_logprobs(
                 hidden_states[num_sampled:], self._model.logits, wanted.logprob_tokens, runs
             )
-        return StepLogits(
+        return ForwardOutput(
+            plan,
             self._model.logits(hidden_states[:num_sampled]),
             wanted.slots,
             of_all,

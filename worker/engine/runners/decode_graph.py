@@ -23,7 +23,7 @@ from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.compiled_decode import CompiledDecode
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
-from mla_router.worker.engine.runners.outputs import Decode, HeadOutput, StepLogits
+from mla_router.worker.engine.runners.outputs import Decode, ForwardOutput, HeadOutput
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 
@@ -85,8 +85,7 @@ class DecodeGraphRunner:
             plan, decode_rows(plan, rows, self._forward.slots.idle_slot)
         )
 
-    def run(self, plan: StepPlan, inputs: DecodeInputs) -> StepLogits:
-        del plan
+    def run(self, plan: StepPlan, inputs: DecodeInputs) -> ForwardOutput:
         slots, rows = self._forward.slots, inputs.on_host
         self._forward.prepare_decode(rows.slots, rows.lengths)
         graph = self._graphs[len(rows.slots)]
@@ -95,4 +94,6 @@ class DecodeGraphRunner:
             logits, sampled = logits[: len(rows.sampled)], None
         else:
             logits, sampled = logits.index_select(0, inputs.sampled), inputs.sampled
-        return StepLogits(logits, inputs.sampled_slots, hidden_states, rows=sampled, source=graph)
+        return ForwardOutput(
+            plan, logits, inputs.sampled_slots, hidden_states, rows=sampled, source=graph
+        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.batch import ForwardBatch
@@ -34,9 +35,10 @@ class HeadOutput(NamedTuple):
 Decode = Callable[[LookedUp], HeadOutput]
 
 
-class StepLogits(NamedTuple):
-    """The results of a whole forward pass, for R sampled rows of S slots. R == S without drafts."""
+class ForwardOutput(NamedTuple):
+    """A launched forward pass, for R sampled rows of S slots. R == S without drafts."""
 
+    plan: StepPlan
     logits: Tensor  # [R, vocab_size] float32; sampling overwrites them
     slots: Tensor  # [S] int64
     # [N, hidden_size], the input of the head: all rows of a decode graph, padding included; with a drafter all rows;
@@ -45,3 +47,4 @@ class StepLogits(NamedTuple):
     prompt_logprobs: RowLogprobs | None = None
     rows: Tensor | None = None  # [R] int64, the sampled rows; None: the first ones
     source: ForwardBatch | DecodeGraph | None = None  # of the rows, for a drafter; None: not known
+    began: float = 0.0  # time at which the launch of the step began, of `time.perf_counter`

@@ -52,12 +52,12 @@ class PrefillGraphRunner:
     """Implements `Runner` for steps of one prompt without a cached prefix."""
 
     def __init__(
-        self, forward_pass: ForwardPass, packer: InputPacker, *, plans_rows: bool = False
+        self, forward_pass: ForwardPass, packer: InputPacker, *, for_drafter: bool = False
     ) -> None:
-        """`plans_rows`: a drafter reads the batch of the rows."""
+        """`for_drafter`: outputs have the batch of the rows."""
         self._forward = forward_pass
         self._packer = packer
-        self._plans_rows = plans_rows
+        self._for_drafter = for_drafter
         self._graphs: dict[int, PrefillGraph] = {}
 
     def capture(self, sizes: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ class PrefillGraphRunner:
     def run(self, plan: StepPlan, inputs: PromptInputs) -> LayerOutput:
         graph = self._graphs[inputs.size]
         output = graph.replay(inputs.prompt)
-        if self._plans_rows:  # the device is busy with the graph meanwhile
+        if self._for_drafter:  # the device is busy with the graph meanwhile
             return output._replace(batch=self._batch(plan.chunks[0], graph.inputs))
         return output
 

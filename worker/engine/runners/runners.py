@@ -12,7 +12,7 @@ from mla_router.worker.engine.runners.choose import RunnerKind
 from mla_router.worker.engine.runners.decode_graph import DecodeGraphRunner
 from mla_router.worker.engine.runners.eager import EagerRunner
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
-from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
+from mla_router.worker.engine.runners.outputs import ForwardOutput, LayerOutput
 from mla_router.worker.engine.runners.piecewise import PiecewiseRunner
 from mla_router.worker.engine.runners.prefill_graph import PrefillGraphRunner
 from mla_router.worker.engine.runners.sizes import GraphSizes
@@ -38,7 +38,7 @@ class Runner(Protocol[I]):
         """Copies the inputs of `plan`, as `rows` rows, to the device."""
         ...
 
-    def run(self, plan: StepPlan, inputs: I) -> LayerOutput | StepLogits:
+    def run(self, plan: StepPlan, inputs: I) -> LayerOutput | ForwardOutput:
         """Launches the step. Its writes to the state of the slots must be launched."""
         ...
 
@@ -47,14 +47,14 @@ class Runners:
     """The runners by kind, and the sizes of their captured graphs."""
 
     def __init__(
-        self, forward_pass: ForwardPass, packer: InputPacker, *, plans_rows: bool = False
+        self, forward_pass: ForwardPass, packer: InputPacker, *, for_drafter: bool = False
     ) -> None:
-        """`plans_rows`: a drafter reads the batches of the steps."""
+        """`for_drafter`: a drafter reads the batches of the steps."""
         eager = EagerRunner(forward_pass, packer)
         self.decode_graph = DecodeGraphRunner(forward_pass, packer)
         queries = forward_pass.capacity.rows_per_decode
         self.verify_graph = DecodeGraphRunner(forward_pass, packer, queries)
-        self.prefill_graph = PrefillGraphRunner(forward_pass, packer, plans_rows=plans_rows)
+        self.prefill_graph = PrefillGraphRunner(forward_pass, packer, for_drafter=for_drafter)
         self.piecewise = PiecewiseRunner(forward_pass, eager)
         self.sizes = GraphSizes()  # of the captured graphs
         self._by_kind: dict[RunnerKind, Runner[Any]] = {

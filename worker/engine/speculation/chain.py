@@ -34,7 +34,7 @@ class NewChain:
 
     layer: DraftLayer
     num_drafts: int
-    reads_hidden_states: bool = True
+    reads_rows: bool = True
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         return self.layer.kv_cache_specs(dtype)[:1]

@@ -12,36 +12,32 @@ from torch import Tensor
 from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.runners.outputs import ForwardOutput
 from mla_router.worker.engine.sampling.draws import Draws
+from mla_router.worker.engine.sampling.sampler import Sampled
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.spec import KVCacheSpec
-from mla_router.worker.model.batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
     """A sampled step: T rows with padding, of which R are sampled, for S slots."""
 
-    plan: StepPlan
-    slots: Tensor  # [S] int64
-    hidden_states: Tensor  # [T, hidden_size], the input of the head
-    rows: Tensor | None  # [R] int64, the sampled rows; None: the first ones
+    forward: ForwardOutput  # with the hidden states of all T rows
+    sampled: Sampled
     tokens: Tensor  # [R] int64, the tokens of the sampled rows
-    # [S] int64, the sampled row with the last token of each slot; None: R == S, its own row
-    last: Tensor | None
-    path: Tensor | None  # with a tree: of each slot the accepted nodes, as of `accept_tree`
-    source: ForwardBatch | DecodeGraph | None  # the T rows, or the graph of T rows that ran them
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.forward.plan
 
     @property
     def last_rows(self) -> Tensor:
         """[S] int64, of the T rows the one with the last token of each slot."""
-        if self.last is None:
-            return (
-                torch.arange(len(self.slots), device=self.slots.device)
-                if self.rows is None
-                else self.rows
-            )
-        return self.last if self.rows is None else self.rows.index_select(0, self.last)
+        rows, last, slots = self.forward.rows, self.sampled.last, self.forward.slots
+        if last is None:
+            return torch.arange(len(slots), device=slots.device) if rows is None else rows
+        return last if rows is None else rows.index_select(0, last)
 
 
 class Drafter(Protocol):
@@ -79,8 +75,8 @@ class NewDrafter(Protocol):
     """Builds the drafter of an engine."""
 
     @property
-    def reads_hidden_states(self) -> bool:
-        """Whether it needs the hidden states of all rows of a step, and the attention of the step."""
+    def reads_rows(self) -> bool:
+        """Whether it needs the hidden states of all rows of a step, and their batch."""
         ...
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:

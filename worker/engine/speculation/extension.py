@@ -66,21 +66,21 @@ class Extension:
 
     def __call__(self, step: DraftStep) -> Tensor:
         """Returns the hidden states [T, hidden_size] of the rows of a step. The next call overwrites them."""
-        if isinstance(step.source, DecodeGraph):
-            graph = self._graphs[step.source]
-            _write_following(step, step.source.looked_up.tokens, graph.following)
+        source, hidden_states = step.forward.source, step.forward.hidden_states
+        if isinstance(source, DecodeGraph):
+            graph = self._graphs[source]
+            _write_following(step, source.looked_up.tokens, graph.following)
             graph.graph.replay()
             return graph.hidden_states
         if not step.plan.num_tokens:
             exchange = self._forward.exchange(step.plan)
             assert exchange is not None, f"a step without rows: {step.plan}"
             self._layer.serve(exchange)
-            return step.hidden_states
-        batch = step.source
-        assert batch is not None, f"rows that are not known: {step.plan}"
-        following = torch.empty_like(batch.tokens)
-        _write_following(step, batch.tokens, following)
-        return self.run(batch, step.hidden_states, following)
+            return hidden_states
+        assert source is not None, f"rows that are not known: {step.plan}"
+        following = torch.empty_like(source.tokens)
+        _write_following(step, source.tokens, following)
+        return self.run(source, hidden_states, following)
 
     def run(self, batch: ForwardBatch, hidden_states: Tensor, following: Tensor) -> Tensor:
         """Runs the layer over rows [T] of hidden states, and of the tokens after them."""
@@ -117,8 +117,9 @@ class Extension:
 def _write_following(step: DraftStep, tokens: Tensor, following: Tensor) -> None:
     """Writes the token after each of T rows to `following` [T] int64. Rows of chunks, with `tokens` [T] int64, are
     followed by the next row's."""
-    if step.rows is None:
+    rows = step.forward.rows
+    if rows is None:
         following[: len(step.tokens)].copy_(step.tokens)
         return
     following.copy_(tokens.roll(-1))
-    following.index_copy_(0, step.rows, step.tokens)
+    following.index_copy_(0, rows, step.tokens)

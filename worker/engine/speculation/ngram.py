@@ -24,7 +24,7 @@ class NewNgram:
     """Implements `NewDrafter`."""
 
     num_drafts: int
-    reads_hidden_states: bool = False
+    reads_rows: bool = False
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         del dtype
@@ -83,8 +83,8 @@ class Ngram:
     def draft(self, step: DraftStep) -> None:
         draft_ngrams(
             step.tokens,
-            step.slots,
-            step.last,
+            step.forward.slots,
+            step.sampled.last,
             self._slots.lengths,
             self._starts,
             self._predicted,

@@ -38,7 +38,7 @@ class NewTree:
 
     layer: DraftLayer
     shape: TreeShape
-    reads_hidden_states: bool = True
+    reads_rows: bool = True
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
         return self.layer.kv_cache_specs(dtype)[:1]
@@ -77,8 +77,8 @@ class Tree:
     def draft(self, step: DraftStep) -> None:
         plan, group = step.plan, step.plan.group
         hidden_states = self._extend(step) if plan.runs_drafter else None
-        if step.path is not None:
-            self._move(step.slots, step.path, len(plan.decode_slots))
+        if step.sampled.path is not None:
+            self._move(step.forward.slots, step.sampled.path, len(plan.decode_slots))
         # Other DP ranks need this one for the experts of the nodes that are expanded
         is_needed = group is not None and group.draft_slots and self._shape.depth > 1
         if hidden_states is not None and (plan.draft_slots or is_needed):
