@@ -35,7 +35,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The grammar that the output must follow."""
 
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
-    source: str  # the JSON schema {} allows any JSON
+    # The JSON schema {} allows any JSON. A json_schema format within a structural tag may have the key `field`, the name
+    # that the reason of its refusal begins with.
+    source: str
 
 
 class Image(msgspec.Struct, frozen=True, array_like=True, gc=False):

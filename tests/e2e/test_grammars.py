@@ -125,20 +125,35 @@ def test_structures_in_free_text(api: openai.OpenAI) -> None:
     )
 
 
+def asking(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+def tools(*schemas: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": f"f{index}", "parameters": schema}}
+        for index, schema in enumerate(schemas)
+    ]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"regex": "(a"}, "regex"),
         ({"ebnf": "root ::= nobody"}, "ebnf"),
+        ({"response_format": asking({"not": {}})}, "response_format.json_schema.schema"),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": {"not": {}}},
-                }
-            },
+            {"response_format": asking({"not": {}}), "tools": tools({})},
             "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": asking({}), "tools": tools({}, {"not": {}})},
+            "tools[1].function.parameters",
+        ),
+        (
+            {"tools": tools({}, {"type": "no"}), "tool_choice": "required"},
+            "tools[1].function.parameters",
         ),
     ],
 )
@@ -151,7 +166,7 @@ def test_a_bad_grammar_is_a_400_that_names_the_field(
         )
     assert refused.value.param == param
     assert refused.value.code == "invalid_grammar"
-    assert refused.value.message
+    assert refused.value.message.count(param) == 1
 
 
 BOMBS: list[tuple[str, Any]] = [

@@ -29,6 +29,8 @@ THREADS_AFTER_S = 0.0003  # the time to start the threads; 60 masks of a usual s
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
 _ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
 
+_ERRORS = (RuntimeError, ValueError, TypeError)  # of xgrammar
+
 
 class Compiler:
     """Compiles grammars for one vocabulary. It takes seconds to load and is cheap to fork."""
@@ -67,8 +69,8 @@ class Compiler:
                     return compiler.compile_grammar(source)
                 case "structural_tag":
                     return compiler.compile_structural_tag(self._structural_tag(source))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise GrammarError(_ORIGIN.sub("", str(error)).strip()) from None
+        except _ERRORS as error:
+            raise GrammarError(_reason(error)) from None
 
     def _of_schema(self, schema: str) -> str:
         grammar = xgrammar.Grammar.from_json_schema(
@@ -85,6 +87,16 @@ class Compiler:
         self._prepare_inside(tag, MAX_DEPTH)
         return json.dumps(tag)
 
+    def _of_part(self, node: dict[str, Any]) -> str:
+        """Returns the grammar of a schema in a structural tag. Raises GrammarError, which begins with its `field`."""
+        try:
+            return self._of_schema(json.dumps(node["json_schema"]))
+        except GrammarError as error:
+            reason = str(error)
+        except _ERRORS as error:
+            reason = _reason(error)
+        raise GrammarError(f"{node['field']}: {reason}" if "field" in node else reason)
+
     def _prepare_inside(self, node: object, depth: int) -> None:
         if depth == 0:
             raise GrammarError(f"nested deeper than {MAX_DEPTH} levels")
@@ -94,7 +106,7 @@ class Compiler:
         elif isinstance(node, dict):
             if _is_json(node):
                 # Structural tags cannot set the whitespace of JSON, but they may contain any grammar.
-                grammar = self._of_schema(json.dumps(node["json_schema"]))
+                grammar = self._of_part(node)
                 node.clear()
                 node |= {"type": "grammar", "grammar": grammar}
             if node.get("type") == "regex" and isinstance(pattern := node.get("pattern"), str):
@@ -197,6 +209,10 @@ def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
             matcher.accept(int(choose.choice(allowed)))
             if matcher.is_terminated:
                 break
+
+
+def _reason(error: Exception) -> str:
+    return _ORIGIN.sub("", str(error)).strip()
 
 
 def _is_json(node: dict[str, Any]) -> bool:

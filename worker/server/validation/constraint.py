@@ -24,6 +24,7 @@ class Constraint:
 
     grammar: Grammar
     field: str  # the client's field, for error messages
+    inner_fields: tuple[str, ...] = ()  # fields of schemas within the grammar: see `Grammar.source`
 
     def __post_init__(self) -> None:
         size = len(self.grammar.source.encode())
@@ -32,7 +33,10 @@ class Constraint:
 
     def refused(self, reason: str) -> InvalidRequest:
         """Returns the error for a wrong grammar."""
-        return InvalidField(self.field, reason, code="invalid_grammar")
+        field, _, rest = reason.partition(": ")
+        if field not in self.inner_fields:
+            field, rest = self.field, reason
+        return InvalidField(field, rest, code="invalid_grammar")
 
     @property
     def format(self) -> dict[str, Any]:

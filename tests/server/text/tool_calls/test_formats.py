@@ -204,7 +204,9 @@ def test_how_the_text_was_split_makes_no_difference(name: str, text: str, cuts: 
 def test_the_grammar_allows_the_same_as_xgrammars_own(
     name: str, theirs: str, several: bool
 ) -> None:
-    functions = {"get_weather": SCHEMA, "add": SCHEMA}
+    functions = {
+        key: {"type": "json_schema", "json_schema": SCHEMA} for key in ["get_weather", "add"]
+    }
     ours = accepts(
         {"type": "structural_tag", "format": TOOL_FORMATS[name].grammar(functions, several=several)}
     )

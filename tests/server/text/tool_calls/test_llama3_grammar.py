@@ -21,7 +21,7 @@ from support.answers import accepts, parse
 from support.tiny_model import tiny_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-FUNCTIONS = {"add": SCHEMA, "add-2": SCHEMA}
+FUNCTIONS = {key: {"type": "json_schema", "json_schema": SCHEMA} for key in ["add", "add-2"]}
 GOOD = '{"name": "add", "parameters": {"a": 1}}'
 SECOND = '{"name": "add-2", "parameters": {"a": 2}}'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mla_router.worker.server.endpoints.chat.tools import ToolUse
@@ -37,17 +38,33 @@ def constraint_of(
             )
         if format is None:
             raise InvalidField("tool_choice", "needs a worker without --tool-call-parser none")
-        calls = format.grammar(tools.functions, several=tools.several)
+        calls = format.grammar(_arguments(tools, tools.functions), several=tools.several)
         constraint = structural_tag(calls, "tools")
     elif asked is None and tools.strict and format is not None:
         schemas = {
             name: schema if name in tools.strict else ANY_OBJECT
             for name, schema in tools.functions.items()
         }
-        calls = format.grammar_in_text(schemas, special, several=tools.several)
+        calls = format.grammar_in_text(_arguments(tools, schemas), special, several=tools.several)
         constraint = structural_tag(calls, "tools")
     elif asked is not None and tools.functions and format is not None:
-        calls = format.grammar(tools.functions, several=tools.several)
+        calls = format.grammar(_arguments(tools, tools.functions), several=tools.several)
         either = {"type": "or", "elements": [asked.format, calls]}
         constraint = structural_tag(either, asked.field)
-    return constraint.after(END) if constraint is not None and inside else constraint
+    if constraint is None:
+        return None
+    if inside:
+        constraint = constraint.after(END)
+    return replace(constraint, inner_fields=tuple(tools.schema_fields.values()))
+
+
+def _arguments(tools: ToolUse, schemas: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the formats of the arguments of `schemas`, by the name of the function."""
+    return {
+        name: {
+            "type": "json_schema",
+            "json_schema": schema,
+            "field": tools.schema_fields.get(name, "tools"),
+        }
+        for name, schema in schemas.items()
+    }

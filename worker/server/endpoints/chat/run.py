@@ -40,6 +40,7 @@ class FieldNames:
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
     tool: str = "tools[{}].function.name"  # `{}` is the index
+    tool_schema: str = "tools[{}].function.parameters"
     format: str = "response_format"
     schema: str = "response_format.json_schema.schema"
     stop: str = "stop"
@@ -90,7 +91,7 @@ async def prepare(
     names the field.
     """
     refuse_unsupported(body)
-    tools = read_tools(body, names.tool)
+    tools = read_tools(body, names.tool, names.tool_schema)
     details = Details.of(body, _top_logprobs(body))
     truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
     sampling = _sampling(body, names, details, service.limits.vocab_size)

@@ -24,10 +24,16 @@ class ToolUse:
     required: bool = False  # the answer must have a call
     several: bool = True  # the answer may have several calls
     strict: frozenset[str] = frozenset()  # functions whose calls always follow their schemas
+    # The client's field of each schema, by the name of the function
+    schema_fields: dict[str, str] = field(default_factory=dict)
 
 
-def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -> ToolUse:
-    """Checks the fields. `name_field` is the client's field of a tool's name, with `{}` for its index.
+def read_tools(
+    body: ChatRequest,
+    name_field: str = "tools[{}].function.name",
+    schema_field: str = "tools[{}].function.parameters",
+) -> ToolUse:
+    """Checks the fields. `name_field` and `schema_field` are the client's fields of a tool, with `{}` for its index.
 
     Raises InvalidRequest, which names the field.
     """
@@ -35,6 +41,7 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
     if len(tools) > MAX_TOOLS:
         raise InvalidField("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
     functions: dict[str, dict[str, Any]] = {}
+    schema_fields: dict[str, str] = {}
     for index, tool in enumerate(tools):
         name = tool.function.name
         if not _NAME.fullmatch(name):
@@ -44,19 +51,26 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
         if name in functions:
             raise InvalidField(name_field.format(index), f"there are two functions {name}")
         functions[name] = tool.function.parameters or _NO_PARAMETERS
+        schema_fields[name] = schema_field.format(index)
     several = body.parallel_tool_calls is not False
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in functions:
             raise InvalidField("tool_choice", f"function '{name[:64]}' not found in tools")
-        return ToolUse(_rendered(tools), {name: functions[name]}, required=True, several=False)
+        return ToolUse(
+            _rendered(tools),
+            {name: functions[name]},
+            required=True,
+            several=False,
+            schema_fields=schema_fields,
+        )
     if choice == "required" and not functions:
         raise InvalidField("tool_choice", "required needs tools to choose from")
     if choice == "none" or not functions:
         return ToolUse()  # the prompt does not mention functions that must not be called
     strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
     required = choice == "required"
-    return ToolUse(_rendered(tools), functions, required, several, strict)
+    return ToolUse(_rendered(tools), functions, required, several, strict, schema_fields)
 
 
 def _rendered(tools: list[Tool]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from mla_router.worker.server.schema.unsupported import refuse_unsupported
 FIELD_NAMES = FieldNames(
     max_tokens="max_tokens",
     tool="tools[{}].name",
+    tool_schema="tools[{}].input_schema",
     format="output_config.format",
     schema="output_config.format.schema",
     stop="stop_sequences",

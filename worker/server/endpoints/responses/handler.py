@@ -42,6 +42,7 @@ FIELD_NAMES = FieldNames(
     messages="input",
     max_tokens="max_output_tokens",
     tool="tools[{}].name",
+    tool_schema="tools[{}].parameters",
     format="text.format",
     schema="text.format.schema",
 )

@@ -55,10 +55,10 @@ class DeepSeekFormat:
                 {
                     "type": "tag",
                     "begin": CALL_BEGIN + self.before_name + name + self.after_name,
-                    "content": {"type": "json_schema", "json_schema": schema},
+                    "content": arguments,
                     "end": self.after_arguments,
                 }
-                for name, schema in functions.items()
+                for name, arguments in functions.items()
             ],
             "separator": self.between_calls,
             "at_least_one": True,

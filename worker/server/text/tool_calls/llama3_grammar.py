@@ -35,10 +35,10 @@ def calls_alone(functions: dict[str, Format], *, several: bool) -> Format:
             {
                 "type": "tag",
                 "begin": f'{{"name": "{name}", "parameters": ',
-                "content": {"type": "json_schema", "json_schema": schema},
+                "content": arguments,
                 "end": "}",
             }
-            for name, schema in functions.items()
+            for name, arguments in functions.items()
         ],
         "separator": "; ",
         "at_least_one": True,
@@ -51,7 +51,7 @@ def calls_in_text(functions: dict[str, Format], tag: int | None, *, several: boo
 
     `tag` is the id of the tag's token if it is a special token, which has no text.
     """
-    one_call = _either(*(_call(name, schema) for name, schema in functions.items()))
+    one_call = _either(*(_call(name, arguments) for name, arguments in functions.items()))
     calls = (
         {"type": "plus", "content": _sequence(one_call, _regex(r"[ \t\r\n;,]*"))}
         if several
@@ -67,12 +67,11 @@ def calls_in_text(functions: dict[str, Format], tag: int | None, *, several: boo
     return _either(text, _sequence(to_marker, _regex(_BLANKS), found))
 
 
-def _call(name: str, schema: Format) -> Format:
+def _call(name: str, arguments: Format) -> Format:
     """Returns the format of one object with any spacing. Some models write its type first; some write `arguments` instead
     of `parameters`."""
     kind = rf'("type"{_COLON}"function"{_COMMA})?'
     head = rf'\{{{_BLANKS}{kind}"name"{_COLON}"{name}"{_COMMA}"(parameters|arguments)"{_COLON}'
-    arguments = {"type": "json_schema", "json_schema": schema}
     return _sequence(_regex(head), arguments, _regex(_BLANKS + r"\}"))
 
 

@@ -68,7 +68,7 @@ class ToolFormat(Protocol):
     def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
         """Returns the grammar of one or more calls without other text, in xgrammar's language of structural tags.
 
-        `functions` maps names to the JSON schemas of arguments. `several`: more than one call is possible.
+        `functions` maps names to the formats of arguments. `several`: more than one call is possible.
         """
         ...
 
