@@ -1,6 +1,6 @@
 """The engine: runs one step on the device.
 
-`forward` and `sample` do not wait for the device. Only `AsyncCopy.wait` does.
+`forward` and `sample` do not wait for the device. Only `AsyncCopy` does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 torch takes cuBLAS unless told otherwise. With 65 to 128 rows, few outputs and many inputs cuBLASLt divides the inputs
 better: Llama 3 8B's last product of a layer, 4,096 outputs of 14,336 inputs, takes 46.3 us instead of 53.9 for 128 rows
-on an H100. Its other products take the same with both (`docs/design/kernels.md`).
+on an H100. Its other products take the same with both (`docs/design/kernel_choices.md`).
 """
 
 from __future__ import annotations

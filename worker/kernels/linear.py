@@ -22,7 +22,7 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
 from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
-# With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
+# With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernel_choices.md).
 MAX_OUTPUTS = 32768
 
 

@@ -50,7 +50,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(rows: int, outputs: int, multiprocessors: int) -> Tiling:
-    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernels.md)."""
+    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernel_choices.md)."""
     halves_fit = 2 * ring_of.programs(outputs, 1) <= multiprocessors
     split = 2 if halves_fit or rows <= FEW_ROWS else 1
     is_one_wave = ring_of.programs(outputs, split) <= multiprocessors

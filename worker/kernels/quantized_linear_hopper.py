@@ -76,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(rows: int, outputs: int, inputs: int, multiprocessors: int) -> Tiling:
-    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernels.md).
+    """Returns the fastest tiling of a sweep on an H200 (docs/design/kernel_choices.md).
 
     A program copies rows of x as well. Of 128 rows they are twice as many bytes as its part of the weight. So the rows
     are divided into tiles of at least 32, and long inputs of few rows into parts, if each program still has a

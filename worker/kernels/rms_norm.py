@@ -98,7 +98,7 @@ def norm_rows_triton(
     return rows, total
 
 
-# From so many rows on more warps are faster (docs/design/kernels.md)
+# From so many rows on more warps are faster (docs/design/kernel_choices.md)
 MANY_ROWS = 1024
 
 

@@ -1,7 +1,6 @@
 """The step loop: one thread that keeps the device busy.
 
-A step has four phases on the host. The overlap loop orders them so that the host works while the device computes (the
-order is DeepInfer's):
+A step has four phases on the host. The overlap loop orders them so that the host works while the device computes:
 
     forward(N)          launch; the input tokens of running requests are already on the device
     postprocess(N-1)    during forward(N): wait for the tokens of the previous step, send them to the server

@@ -59,7 +59,7 @@ def tiling(
     numbers of the latent and the rotary part of a cached row, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
     On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
-    (docs/design/kernels.md).
+    (docs/design/kernel_choices.md).
     """
     rows, width = num_heads * queries, sum(widths)
     candidates = _mla_candidates(rows, requests, on, fp8=fp8)

@@ -23,7 +23,7 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 GROUP = 4
 PAGES_AT_ONCE = 256
 # Common rows of one group, and of all groups, from which one more launch and one more partial result to merge pay
-# (docs/design/kernels.md)
+# (docs/design/kernel_choices.md)
 WORTH_IT, WORTH_IT_ALL = 512, 1 << 16
 
 

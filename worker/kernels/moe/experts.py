@@ -119,7 +119,7 @@ def moe_experts_torch(
 def takes_shared(x: Activations, gate_up: Weight, shared: SharedWeights) -> bool:
     """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
-    They do for one token, and for prompts of medium length (docs/design/kernels.md). Otherwise they run on a second
+    They do for one token, and for prompts of medium length (docs/design/kernel_choices.md). Otherwise they run on a second
     stream (`beside.py`). The kernels read only constant weights, all of them plain; those of one token also read weights
     quantized with the same blocks.
     """

@@ -200,7 +200,7 @@ class HopperRows(NamedTuple):
     many: float
 
 
-# Measured on an H200, alone and in steps (docs/design/kernels.md)
+# Measured on an H200, alone and in steps (docs/design/kernel_choices.md)
 ROWS_OF_NARROW, ROWS_OF_WIDE = HopperRows(0, 24, 60), HopperRows(6, 24, 40)
 # Up to these rows of an expert most weights have one block. Blocks with common weights must keep pace, or L2 loses them
 SKIPPING_ROWS = 160
