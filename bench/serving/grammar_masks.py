@@ -39,7 +39,7 @@ from shapes.tokenizer import write_tokenizer
 
 from grammar_texts import VOCAB_SIZE, draw, grammar, open_all, records
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
 
@@ -56,7 +56,7 @@ class Times:
 
 
 def drive(
-    pool: Grammars,
+    pool: GrammarPool,
     keys: list[int],
     begin: Callable[[], Matcher],
     steps: int,
@@ -89,7 +89,7 @@ def drive(
     return times
 
 
-def cpu_seconds(pool: Grammars) -> dict[int, float]:
+def cpu_seconds(pool: GrammarPool) -> dict[int, float]:
     """Returns the CPU time of each grammar worker so far. They are children of one fork server."""
     seconds = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -118,7 +118,7 @@ def python_mask(compiled: CompiledGrammar, samples: int) -> float:
 
 
 def measure(
-    pool: Grammars,
+    pool: GrammarPool,
     begin: Callable[[], Matcher],
     python_s: float,
     distinct: bool,

@@ -35,7 +35,7 @@ from grammar_texts import VOCAB_SIZE, grammar, open_all, random_sentence, record
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult, TokenMasks
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler
 from mla_router.worker.messages import Generate, Grammar
@@ -85,7 +85,7 @@ class PacedReader:
 
 def step_us(
     folder: Path,
-    pool: Grammars,
+    pool: GrammarPool,
     texts: list[list[int]],
     grammars: Sequence[Grammar | None],
     step_s: float,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.grammar.xgrammar_backend import Matcher
 from mla_router.worker.messages import Grammar
 
@@ -86,7 +86,7 @@ def grammar(title: int | None = None) -> Grammar:
     return Grammar("json_schema", json.dumps(schema))
 
 
-def open_all(pool: Grammars, grammars: list[Grammar]) -> list[int]:
+def open_all(pool: GrammarPool, grammars: list[Grammar]) -> list[int]:
     """Opens requests, waits for their grammars and returns the keys."""
     keys = [pool.open(grammar, []) for grammar in grammars]
     waiting = set(keys)

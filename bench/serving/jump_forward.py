@@ -35,7 +35,7 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.grammar.vocabulary import Vocabulary, read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
 from mla_router.worker.messages import Deltas, Generate, Grammar, Shutdown, ToScheduler, ToServer
@@ -221,7 +221,7 @@ class Run:
 
 
 def serve(
-    engine: Engine, config: WorkerConfig, grammars: Grammars, requests: list[Generate]
+    engine: Engine, config: WorkerConfig, grammars: GrammarPool, requests: list[Generate]
 ) -> Run:
     client = Client([*requests])
     vocab_size = engine.model.config.vocab_size
@@ -235,7 +235,7 @@ def serve(
 def compare(
     engine: Engine,
     config: WorkerConfig,
-    pools: dict[bool, Grammars],
+    pools: dict[bool, GrammarPool],
     requests: list[Generate],
     rounds: int,
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import Refused, open_request
 from support.processes import wait_until
@@ -23,7 +23,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
+def grammars(tokenizer_folder: Path) -> Iterator[GrammarPool]:
     """One pool for all tests: on a busy machine the vocabulary may load for longer than a request waits."""
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
 

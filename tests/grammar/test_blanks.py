@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mla_router.worker.grammar.blanks import MAX_BLANKS, BlankRun, BlankTokens
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import EOS_ID, TOKENIZER, allowed, open_request
 
@@ -46,7 +46,9 @@ def longest_run(text: str) -> int:
     [Grammar("json_schema", json.dumps(SCHEMA)), Grammar("structural_tag", json.dumps(TAG))],
     ids=lambda grammar: grammar.kind,
 )
-def test_a_model_that_prefers_blanks_ends_its_answer(grammars: Grammars, grammar: Grammar) -> None:
+def test_a_model_that_prefers_blanks_ends_its_answer(
+    grammars: GrammarPool, grammar: Grammar
+) -> None:
     key = open_request(grammars, grammar)
     tokens: list[int] = []
     new: list[int] = []
@@ -61,7 +63,7 @@ def test_a_model_that_prefers_blanks_ends_its_answer(grammars: Grammars, grammar
     json.loads(text.removeprefix("<a>").removesuffix("</a>"))
 
 
-def test_the_bound_holds_where_an_output_is_taken_up_again(grammars: Grammars) -> None:
+def test_the_bound_holds_where_an_output_is_taken_up_again(grammars: GrammarPool) -> None:
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
     output = TOKENIZER.encode("{", add_special_tokens=False)
     blank = TOKENIZER.encode(" ", add_special_tokens=False)
@@ -75,7 +77,7 @@ def test_the_bound_holds_where_an_output_is_taken_up_again(grammars: Grammars) -
         grammars.close(again)
 
 
-def test_a_regex_may_ask_for_as_many_as_it_likes(grammars: Grammars) -> None:
+def test_a_regex_may_ask_for_as_many_as_it_likes(grammars: GrammarPool) -> None:
     key = open_request(grammars, Grammar("regex", f" {{{3 * MAX_BLANKS}}}x"))
     blank = TOKENIZER.encode(" ", add_special_tokens=False)
     may = allowed(grammars, key, blank * (2 * MAX_BLANKS))

@@ -15,7 +15,7 @@ from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.blanks import MAX_BLANKS
 from mla_router.worker.grammar.grammar_worker import _fill
 from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.grammar.protocol import Fill, Row
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler
@@ -126,7 +126,7 @@ def test_blanks_of_drafts_are_not_counted() -> None:
 
 
 def test_rows_with_drafts_lie_behind_each_other(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the processes of two grammars, and in several frames."""
     monkeypatch.setattr(protocol, "FILL_ROWS", 1)

@@ -21,7 +21,7 @@ import pytest
 from mla_router.worker.grammar import pool
 from mla_router.worker.grammar.fork_server import STOPPED, _WorkerForks
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import Refused, allowed, open_request, wait_for
 from support.processes import wait_until
@@ -34,7 +34,7 @@ BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
 
 @pytest.fixture
-def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
+def own_grammars(tokenizer_folder: Path) -> Iterator[GrammarPool]:
     """A pool of its own, whose fork server may be killed."""
     options = GrammarOptions(tokenizer_folder=tokenizer_folder)  # as the scheduler gives it
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8, options=options)
@@ -60,7 +60,7 @@ def kill(pid: int, wait_for_end_of: int) -> None:
     os.close(descriptor)
 
 
-def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: Grammars) -> None:
+def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: GrammarPool) -> None:
     for _ in range(2):
         key = open_request(own_grammars, LETTERS)
         expected = allowed(own_grammars, key, [])
@@ -76,7 +76,7 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
 
 @pytest.mark.parametrize("killed", ["fork server", "grammar worker"])
 def test_a_request_of_a_compiled_grammar_gets_another_process(
-    own_grammars: Grammars, killed: str
+    own_grammars: GrammarPool, killed: str
 ) -> None:
     """Its process has ended, as by the OOM killer, while no request used it. The new process gets the earlier output."""
     key = open_request(own_grammars, LETTERS)
@@ -92,7 +92,7 @@ def test_a_request_of_a_compiled_grammar_gets_another_process(
         own_grammars.close(key)
 
 
-def test_a_lost_compilation_starts_again_once(own_grammars: Grammars) -> None:
+def test_a_lost_compilation_starts_again_once(own_grammars: GrammarPool) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
     key = own_grammars.open(Grammar("regex", BOMB), [])
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_lost_compilation_starts_again_once(own_grammars: Grammars) -> None:
 
 
 @pytest.mark.usefixtures("never_stopped")
-def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) -> None:
+def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: GrammarPool) -> None:
     """It may load for a minute, and its socket holds some hundred orders. Each client leaves at once."""
     wait_until(lambda: own_grammars.fork_server.pid, "it begins")
     os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)
@@ -125,7 +125,7 @@ def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: Grammars) 
 
 
 @pytest.mark.parametrize("while_it", ["waits", "loads"])
-def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars, while_it: str) -> None:
+def test_a_stopped_fork_server_is_replaced(own_grammars: GrammarPool, while_it: str) -> None:
     if while_it == "waits":
         own_grammars.close(open_request(own_grammars, LETTERS))
     wait_until(lambda: own_grammars.fork_server.pid, "it begins")
@@ -146,7 +146,7 @@ def test_a_stopped_fork_server_is_replaced(own_grammars: Grammars, while_it: str
         own_grammars.close(key)
 
 
-def test_a_stopped_supervisor_of_a_dead_fork_server_is_replaced(own_grammars: Grammars) -> None:
+def test_a_stopped_supervisor_of_a_dead_fork_server_is_replaced(own_grammars: GrammarPool) -> None:
     """It starts no other fork server, so no grammar would be compiled again."""
     own_grammars.close(open_request(own_grammars, LETTERS))
     fork_server = own_grammars.fork_server.pid
@@ -193,7 +193,7 @@ def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
     pool.shut_down()
 
 
-def test_a_killed_supervisor_is_replaced(own_grammars: Grammars) -> None:
+def test_a_killed_supervisor_is_replaced(own_grammars: GrammarPool) -> None:
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
     fork_server = own_grammars.fork_server.pid
@@ -207,7 +207,7 @@ def test_a_killed_supervisor_is_replaced(own_grammars: Grammars) -> None:
 
 
 def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
-    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    own_grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be too many processes for a moment."""
     key = open_request(own_grammars, LETTERS)
@@ -231,7 +231,7 @@ def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
 
 @pytest.mark.usefixtures("never_stopped")
 def test_the_load_time_of_another_fork_server_does_not_count(
-    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    own_grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
     lost = own_grammars.fork_server.pid
@@ -248,7 +248,7 @@ def test_the_load_time_of_another_fork_server_does_not_count(
     own_grammars.close(key)
 
 
-def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars) -> None:
+def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: GrammarPool) -> None:
     """SIGKILL, as by the OOM killer. A later request compiles the grammar again."""
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
@@ -262,7 +262,7 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars
     own_grammars.close(key)
 
 
-def test_a_stopped_process_is_ended(own_grammars: Grammars) -> None:
+def test_a_stopped_process_is_ended(own_grammars: GrammarPool) -> None:
     """The scheduler waits for the masks, and all its requests with it."""
     key = open_request(own_grammars, LETTERS)
     (process,) = descendants(own_grammars.fork_server.pid)
@@ -273,7 +273,7 @@ def test_a_stopped_process_is_ended(own_grammars: Grammars) -> None:
     wait_until(lambda: not process.alive, "it has ended")
 
 
-def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: Grammars) -> None:
+def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: GrammarPool) -> None:
     key = own_grammars.open(Grammar("regex", BOMB), [])
     wait_until_started(own_grammars)
     (process,) = descendants(own_grammars.fork_server.pid)
@@ -283,7 +283,7 @@ def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: Grammars)
     own_grammars.close(key)
 
 
-def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars) -> None:
+def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: GrammarPool) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
     (idle,) = descendants(own_grammars.fork_server.pid)
     keys = [own_grammars.open(Grammar("regex", BOMB), []) for _ in range(2)]
@@ -298,7 +298,7 @@ def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars)
 
 
 def test_expensive_grammars_do_not_delay_a_usual_one(
-    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    own_grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is served, four of them have used their short CPU time, and none its full CPU time."""
     monkeypatch.setattr(pool, "WAIT_S", 60.0)  # short compilations are slow on a busy machine
@@ -310,7 +310,7 @@ def test_expensive_grammars_do_not_delay_a_usual_one(
 
 
 def test_a_request_does_not_wait_longer_than_its_deadline(
-    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    own_grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
     monkeypatch.setattr(pool, "WAIT_S", 1.0)
@@ -330,7 +330,7 @@ def test_a_request_does_not_wait_longer_than_its_deadline(
     own_grammars.close(key)
 
 
-def wait_until_started(grammars: Grammars) -> None:
+def wait_until_started(grammars: GrammarPool) -> None:
     """Waits for the beginning of a compilation."""
 
     def has_started() -> bool:

@@ -14,7 +14,7 @@ import pytest
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.json_schema import prepare
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import open_request, text, write
 from support.tiny_model import VOCAB_SIZE
@@ -129,7 +129,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_texts_are_valid(grammars: Grammars, name: str) -> None:
+def test_texts_are_valid(grammars: GrammarPool, name: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -142,7 +142,7 @@ def test_texts_are_valid(grammars: Grammars, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def compact(tokenizer_folder: Path) -> Iterator[Grammars]:
+def compact(tokenizer_folder: Path) -> Iterator[GrammarPool]:
     options = GrammarOptions(any_whitespace=False)
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=1, options=options)
     yield pool
@@ -152,7 +152,7 @@ def compact(tokenizer_folder: Path) -> Iterator[Grammars]:
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("in_tag", [False, True])
 def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
-    compact: Grammars, name: str, in_tag: bool
+    compact: GrammarPool, name: str, in_tag: bool
 ) -> None:
     schema = SCHEMAS[name]
     grammar = Grammar("json_schema", json.dumps(schema))

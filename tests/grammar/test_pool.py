@@ -11,7 +11,7 @@ import pytest
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import MAX_QUICK, Grammars, start
+from mla_router.worker.grammar.pool import MAX_QUICK, GrammarPool, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import (
     EOS_ID,
@@ -36,7 +36,7 @@ from support.tiny_model import VOCAB_SIZE
         r"[^\n\"]{5}é?",
     ],
 )
-def test_a_regular_expression_matches_the_whole_text(grammars: Grammars, pattern: str) -> None:
+def test_a_regular_expression_matches_the_whole_text(grammars: GrammarPool, pattern: str) -> None:
     for seed in range(3):
         key = open_request(grammars, Grammar("regex", pattern))
         written = text(write(grammars, key, seed))
@@ -44,7 +44,7 @@ def test_a_regular_expression_matches_the_whole_text(grammars: Grammars, pattern
         grammars.close(key)
 
 
-def test_ebnf(grammars: Grammars) -> None:
+def test_ebnf(grammars: GrammarPool) -> None:
     source = 'root ::= sum\nsum ::= number (" + " number){2}\nnumber ::= [1-9] [0-9]?'
     key = open_request(grammars, Grammar("ebnf", source))
     written = text(write(grammars, key, 0))
@@ -52,7 +52,9 @@ def test_ebnf(grammars: Grammars) -> None:
     grammars.close(key)
 
 
-def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars: Grammars) -> None:
+def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(
+    grammars: GrammarPool,
+) -> None:
     key = open_request(grammars, Grammar("regex", "ab?"))
     a, b = TOKENIZER.convert_tokens_to_ids(["a", "b"])
     assert EOS_ID not in allowed(grammars, key, [])
@@ -62,7 +64,7 @@ def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars:
     grammars.close(key)
 
 
-def test_masks_of_threads_equal_single_masks(grammars: Grammars) -> None:
+def test_masks_of_threads_equal_single_masks(grammars: GrammarPool) -> None:
     grammar = Grammar("regex", "[a-z]{1,3}(-[0-9]{2})?!")
     texts = ["", "a", "abc", "a-", "a-1", "abc-12", "a!", "no-42!"]
     outputs = [list(map(int, TOKENIZER.convert_tokens_to_ids(list(text)))) for text in texts]
@@ -79,7 +81,9 @@ def test_masks_of_threads_equal_single_masks(grammars: Grammars) -> None:
         grammars.close(key)
 
 
-def test_many_rows_take_several_frames(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_take_several_frames(
+    grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(protocol, "FILL_ROWS", 3)
     grammar = Grammar("regex", "[ab]{9} says the cat on the mat|c")
     a, b, c = (int(token) for token in TOKENIZER.convert_tokens_to_ids(["a", "b", "c"]))
@@ -114,7 +118,7 @@ def test_without_jump_forward_nothing_is_forced(tokenizer_folder: Path) -> None:
         pool.shut_down()
 
 
-def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
+def test_tokens_that_show_nothing_are_never_allowed(grammars: GrammarPool) -> None:
     """The pattern allows the characters of <|user|>, but the token adds no text."""
     key = open_request(grammars, Grammar("regex", "[<|>a-z]+"))
     hidden = set(TOKENIZER.all_special_ids) | {
@@ -126,7 +130,7 @@ def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 127, 128, 129, 300])
-def test_an_earlier_output_is_continued(grammars: Grammars, cut: int) -> None:
+def test_an_earlier_output_is_continued(grammars: GrammarPool, cut: int) -> None:
     """A request with earlier output has the same masks as one that generated this output here."""
     whole = [int(token) for token in TOKENIZER.encode("[" + "12, " * 150, add_special_tokens=False)]
     assert len(whole) > 300
@@ -139,12 +143,12 @@ def test_an_earlier_output_is_continued(grammars: Grammars, cut: int) -> None:
     grammars.close(there)
 
 
-def test_output_that_is_not_in_the_grammar_is_refused(grammars: Grammars) -> None:
+def test_output_that_is_not_in_the_grammar_is_refused(grammars: GrammarPool) -> None:
     with pytest.raises(Refused, match="generated before"):
         open_request(grammars, Grammar("regex", "b+"), [TOKENIZER.encode("a")[0]])
 
 
-def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
+def test_a_stray_token_ends_its_own_request_alone(grammars: GrammarPool) -> None:
     grammar = Grammar("regex", "[ab]{9}")
     good = open_request(grammars, grammar)
     bad = open_request(grammars, grammar)
@@ -180,14 +184,14 @@ def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
         ),
     ],
 )
-def test_errors_of_grammars(grammars: Grammars, kind: str, source: str, reason: str) -> None:
+def test_errors_of_grammars(grammars: GrammarPool, kind: str, source: str, reason: str) -> None:
     with pytest.raises(Refused, match=reason) as refused:
         open_request(grammars, Grammar(kind, source))  # type: ignore[arg-type]
     assert "/" not in str(refused.value).replace("</", ""), "names a file of the library's authors"
 
 
 @pytest.mark.parametrize("name", ["é" * 100_000, "\\ud800"])
-def test_an_error_may_repeat_any_text(grammars: Grammars, name: str) -> None:
+def test_an_error_may_repeat_any_text(grammars: GrammarPool, name: str) -> None:
     with pytest.raises(Refused, match="type") as refused:
         open_request(grammars, Grammar("json_schema", f'{{"type": "{name}"}}'))
     assert len(str(refused.value)) <= protocol.MAX_REASON
@@ -205,7 +209,9 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_an_expensive_grammar_is_refused_and_others_continue(grammars: Grammars, name: str) -> None:
+def test_an_expensive_grammar_is_refused_and_others_continue(
+    grammars: GrammarPool, name: str
+) -> None:
     other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     kind, source = BOMBS[name]
     with pytest.raises(Refused):
@@ -214,7 +220,7 @@ def test_an_expensive_grammar_is_refused_and_others_continue(grammars: Grammars,
     grammars.close(other)
 
 
-def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars) -> None:
+def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: GrammarPool) -> None:
     """Each letter costs more than the one before. The masks end when they exceed the CPU time."""
     other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     a = TOKENIZER.convert_tokens_to_ids("a")
@@ -229,7 +235,7 @@ def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars)
     grammars.close(other)
 
 
-def test_a_request_can_leave_while_its_grammar_compiles(grammars: Grammars) -> None:
+def test_a_request_can_leave_while_its_grammar_compiles(grammars: GrammarPool) -> None:
     grammar = Grammar("regex", "[x-z]{40}")
     gone = grammars.open(grammar, [])
     stays = grammars.open(grammar, [])
@@ -239,7 +245,7 @@ def test_a_request_can_leave_while_its_grammar_compiles(grammars: Grammars) -> N
     grammars.close(stays)
 
 
-def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars) -> None:
+def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: GrammarPool) -> None:
     waiting = [grammars.open(Grammar("regex", f"a{{{n}}}"), []) for n in range(1, 9)]
     open_keys: list[int] = []
     most = 0
@@ -252,7 +258,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
         grammars.close(key)
 
 
-def test_requests_that_end_before_their_first_step_leave_nothing(grammars: Grammars) -> None:
+def test_requests_that_end_before_their_first_step_leave_nothing(grammars: GrammarPool) -> None:
     """Each leaves a matcher in the process. The process hears of their ends without a step."""
     grammar = Grammar("regex", "[a-c]{9}")
     stays = open_request(grammars, grammar)
@@ -265,7 +271,7 @@ def test_requests_that_end_before_their_first_step_leave_nothing(grammars: Gramm
 
 @pytest.mark.parametrize("begun", ["", "x"], ids=["opened", "refused"])
 @pytest.mark.parametrize("heard", ["by a step", "by nobody"])
-def test_no_result_for_a_closed_request(grammars: Grammars, begun: str, heard: str) -> None:
+def test_no_result_for_a_closed_request(grammars: GrammarPool, begun: str, heard: str) -> None:
     grammar = Grammar("regex", "[a-c]{900}")
     other = open_request(grammars, grammar)
     left = grammars.open(grammar, TOKENIZER.convert_tokens_to_ids(list(begun)))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import Grammar
 from mla_router.worker.server.validation.constraint import Constraint
 from support.grammar_driver import EOS_ID, TOKENIZER, allowed, open_request
@@ -27,7 +27,7 @@ FORMAT = {"type": "regex", "pattern": "b+"}
     ],
 )
 def test_thoughts_are_free_and_the_answer_is_not(
-    grammars: Grammars, grammar: Grammar, sentence: str
+    grammars: GrammarPool, grammar: Grammar, sentence: str
 ) -> None:
     key = open_request(grammars, Constraint(grammar, "").after("</think>").grammar)
     thoughts = TOKENIZER.encode("a <b> or {", add_special_tokens=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import Abort, Grammar
 from support.fake_engine import continuation
 from support.grammar_driver import EOS_ID, TOKENIZER, text
@@ -29,7 +29,7 @@ BAD = Grammar("regex", "(a")
 PROMPT = [7, 8, 9, 10, 11]
 
 
-def run_all(script: dict[int, list[Any]], grammars: Grammars | None, **settings: Any) -> Run:
+def run_all(script: dict[int, list[Any]], grammars: GrammarPool | None, **settings: Any) -> Run:
     outcome = run(script, grammars=grammars, vocab_size=VOCAB_SIZE, **settings)
     assert_nothing_is_allocated(outcome)
     assert outcome.scheduler.stats().compiling == 0
@@ -51,7 +51,7 @@ def answer(outcome: Run, rid: str) -> str:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_each_request_follows_its_own_grammar_or_none(grammars: Grammars, overlap: bool) -> None:
+def test_each_request_follows_its_own_grammar_or_none(grammars: GrammarPool, overlap: bool) -> None:
     requests = [
         constrained("date", DATE, 1),
         generate("free", [1, 2, 3], 60, seed=2),
@@ -67,7 +67,7 @@ def test_each_request_follows_its_own_grammar_or_none(grammars: Grammars, overla
 
 @pytest.mark.parametrize("grammar", [LIST, PERSON])
 def test_with_and_without_overlap_in_chunks_and_from_the_cache_it_is_the_same(
-    grammars: Grammars, grammar: Grammar
+    grammars: GrammarPool, grammar: Grammar
 ) -> None:
     ways: list[dict[str, Any]] = [
         {"overlap": False, "use_prefix_cache": False},
@@ -84,7 +84,7 @@ def test_with_and_without_overlap_in_chunks_and_from_the_cache_it_is_the_same(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_forced_tokens_need_no_step(grammars: Grammars, overlap: bool) -> None:
+def test_forced_tokens_need_no_step(grammars: GrammarPool, overlap: bool) -> None:
     outcome = run_all({0: [constrained("a", PERSON, 3)]}, grammars, overlap=overlap)
     assert re.fullmatch(PERSON.source, answer(outcome, "a"))
     assert outcome.scheduler.stats().steps < len(outcome.channel.tokens("a")) / 2
@@ -93,7 +93,7 @@ def test_forced_tokens_need_no_step(grammars: Grammars, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("grammar", [LIST, PERSON])
 def test_an_answer_continues_from_any_token_as_without_a_cut(
-    grammars: Grammars, overlap: bool, grammar: Grammar
+    grammars: GrammarPool, overlap: bool, grammar: Grammar
 ) -> None:
     outcome = run_all({0: [constrained("whole", grammar, 6)]}, grammars, overlap=overlap)
     tokens = outcome.channel.tokens("whole")
@@ -106,7 +106,7 @@ def test_an_answer_continues_from_any_token_as_without_a_cut(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_retracted_requests_keep_their_grammar(grammars: Grammars, overlap: bool) -> None:
+def test_retracted_requests_keep_their_grammar(grammars: GrammarPool, overlap: bool) -> None:
     """Too few pages for all: some wait again in the middle of their sentence."""
     sentence = Grammar("regex", "[a-f]{50}")
     requests = [constrained(f"r{i}", sentence, i) for i in range(4)]
@@ -127,13 +127,13 @@ def test_retracted_requests_keep_their_grammar(grammars: Grammars, overlap: bool
 
 
 def test_a_sentence_that_has_ended_ends_the_answer_whatever_stops_it_otherwise(
-    grammars: Grammars,
+    grammars: GrammarPool,
 ) -> None:
     outcome = run_all({0: [constrained("a", DATE, stop_token_ids=frozenset())]}, grammars)
     assert re.fullmatch(DATE.source, answer(outcome, "a"))
 
 
-def test_a_limit_may_come_before_the_end(grammars: Grammars) -> None:
+def test_a_limit_may_come_before_the_end(grammars: GrammarPool) -> None:
     request = generate("a", PROMPT, 3, grammar=Grammar("regex", "[0-9]{20}"))
     outcome = run_all({0: [request]}, grammars)
     assert outcome.channel.reason("a") == "length"
@@ -143,7 +143,7 @@ def test_a_limit_may_come_before_the_end(grammars: Grammars) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("stops", [frozenset({EOS_ID}), frozenset()])
 def test_a_sentence_continues_until_min_tokens(
-    grammars: Grammars, overlap: bool, stops: frozenset[int]
+    grammars: GrammarPool, overlap: bool, stops: frozenset[int]
 ) -> None:
     grammar = Grammar("regex", "[a-f]{1,60}")
     lengths = []
@@ -163,26 +163,26 @@ def test_a_sentence_continues_until_min_tokens(
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_sentence_that_must_end_does_so_before_min_tokens(
-    grammars: Grammars, overlap: bool
+    grammars: GrammarPool, overlap: bool
 ) -> None:
     outcome = run_all({0: [constrained("a", DATE, min_tokens=80)]}, grammars, overlap=overlap)
     assert re.fullmatch(DATE.source, answer(outcome, "a"))
 
 
-def test_a_stop_token_inside_of_a_sentence_still_stops(grammars: Grammars) -> None:
+def test_a_stop_token_inside_of_a_sentence_still_stops(grammars: GrammarPool) -> None:
     dash = TOKENIZER.convert_tokens_to_ids("-")
     request = constrained("a", DATE, stop_token_ids=frozenset({dash}))
     outcome = run_all({0: [request]}, grammars)
     assert re.fullmatch(r"\d{4}-", text(outcome.channel.tokens("a")))
 
 
-def test_each_token_has_logprobs(grammars: Grammars) -> None:
+def test_each_token_has_logprobs(grammars: GrammarPool) -> None:
     outcome = run_all({0: [constrained("a", DATE, logprobs=True)]}, grammars)
     deltas = [d for d in outcome.channel.deltas()["a"] if d.token_ids]
     assert all(d.logprobs and len(d.logprobs.logprobs) == len(d.token_ids) for d in deltas)
 
 
-def test_a_bad_grammar_is_refused_while_others_run(grammars: Grammars) -> None:
+def test_a_bad_grammar_is_refused_while_others_run(grammars: GrammarPool) -> None:
     script = {0: [generate("free", [1, 2], 40), constrained("bad", BAD), constrained("a", DATE)]}
     outcome = run_all(script, grammars)
     assert outcome.channel.reason("bad") == "refused"
@@ -191,7 +191,7 @@ def test_a_bad_grammar_is_refused_while_others_run(grammars: Grammars) -> None:
     assert re.fullmatch(DATE.source, answer(outcome, "a"))
 
 
-def test_a_grammar_that_explodes_is_refused_while_others_run(grammars: Grammars) -> None:
+def test_a_grammar_that_explodes_is_refused_while_others_run(grammars: GrammarPool) -> None:
     bomb = Grammar("ebnf", 'root ::= s "!"\ns ::= s s s | s s | [^!] | ""')
     capacity = Capacity(num_pages=600, page_size=4, num_slots=4, context_length=2400)
     requests = [
@@ -206,7 +206,7 @@ def test_a_grammar_that_explodes_is_refused_while_others_run(grammars: Grammars)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5, 8, 13, 40])
-def test_an_abort_ends_it_in_any_state(grammars: Grammars, at: int) -> None:
+def test_an_abort_ends_it_in_any_state(grammars: GrammarPool, at: int) -> None:
     """Early ones come while the grammar compiles: it is a new one each time."""
     grammar = Grammar("regex", f"[a-z]{{{60 + at}}}")
     script = {0: [constrained("a", grammar), constrained("b", DATE)], at: [Abort("a")]}

@@ -56,7 +56,7 @@ LOST = Problem("the process has ended", is_of_grammar=False)
 
 
 class ForcingGrammars:
-    """Replaces `Grammars`."""
+    """Replaces `GrammarPool`."""
 
     def __init__(self, max_rows: int = 256, vocab_size: int = VOCAB) -> None:
         self.memory = MaskMemory.create(max_rows, vocab_size)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import Grammar
 from support.tiny_model import tiny_tokenizer
 
@@ -24,14 +24,14 @@ class Refused(Exception):
         self.problem = problem
 
 
-def open_request(pool: Grammars, grammar: Grammar, output: list[int] | None = None) -> int:
+def open_request(pool: GrammarPool, grammar: Grammar, output: list[int] | None = None) -> int:
     """Opens a request and returns its key when its first bitmask is available. Raises Refused."""
     key = pool.open(grammar, output or [])
     wait_for(pool, key)
     return key
 
 
-def wait_for(pool: Grammars, key: int) -> None:
+def wait_for(pool: GrammarPool, key: int) -> None:
     while True:
         for other, problem in pool.poll():
             assert other == key, f"{other} was told while {key} waited"
@@ -42,7 +42,7 @@ def wait_for(pool: Grammars, key: int) -> None:
         time.sleep(0.001)  # no message announces a compiled grammar
 
 
-def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
+def allowed(pool: GrammarPool, key: int, tokens: list[int]) -> list[int]:
     """Returns the tokens that the grammar allows after `tokens` more. Raises Refused."""
     failed = pool.fill([(key, tokens)]).failed
     if failed:
@@ -52,7 +52,7 @@ def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits)]
 
 
-def write(pool: Grammars, key: int, seed: int, limit: int = 4000) -> list[int]:
+def write(pool: GrammarPool, key: int, seed: int, limit: int = 4000) -> list[int]:
     """Returns a random text of an open grammar, without EOS. It ends where the grammar first allows it."""
     choose = random.Random(seed)
     tokens: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, SamplingParams, StepEngine, StepSeconds
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import (
     Delta,
     Deltas,
@@ -99,7 +99,7 @@ def run(
     use_prefix_cache: bool = True,
     engine: StepEngine[Any] | None = None,
     vocab_size: int = VOCAB,
-    grammars: Grammars | None = None,
+    grammars: GrammarPool | None = None,
     measured: StepSeconds | None = None,
     group: StepGroup | None = None,
     **settings: Any,

@@ -123,7 +123,7 @@ class GrammarWorker:
         self._opened = [item for item in self._opened if item[0] != key]
 
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """Returns the results that have arrived, as `Grammars.poll`. Raises WorkerLost."""
+        """Returns the results that have arrived, as `GrammarPool.poll`. Raises WorkerLost."""
         while self._is_asked and self._receive(wait=False):
             pass
         opened, self._opened = self._opened, []

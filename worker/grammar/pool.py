@@ -56,8 +56,8 @@ class Answers:
     counts: dict[int, int] = field(default_factory=dict)
 
 
-class Grammars:
-    """All grammars of one scheduler. A request has an integer key here."""
+class GrammarPool:
+    """The grammars of one scheduler, each with a process. A request has an integer key here."""
 
     def __init__(self, settings: Settings, process: Supervisor, control: socket.socket) -> None:
         self._memory = settings.masks()
@@ -340,7 +340,7 @@ def start(
     max_rows: int,
     options: GrammarOptions = GrammarOptions(),  # noqa: B008 (it is frozen)
     masks_fd: int | None = None,
-) -> Grammars:
+) -> GrammarPool:
     """Forks the supervisor for the model in `folder`. Call it before this process has threads. `masks_fd`: file of the
     masks, which other ranks read; by default a new one."""
     if masks_fd is None:
@@ -354,4 +354,4 @@ def start(
         fork_server_fd=os.memfd_create("fork_server"),
     )
     os.ftruncate(settings.fork_server_fd, ForkServer.BYTES)
-    return Grammars(settings, *supervisor.start(settings))
+    return GrammarPool(settings, *supervisor.start(settings))

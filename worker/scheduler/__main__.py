@@ -23,7 +23,7 @@ from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfi
 from mla_router.worker.core import StepEngine, StepSeconds
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
 from mla_router.worker.ranks import rendezvous_flags
@@ -165,7 +165,7 @@ def _first_steps(
         ) from error
 
 
-def _start_grammars(config: WorkerConfig, masks: int | None) -> Grammars | None:
+def _start_grammars(config: WorkerConfig, masks: int | None) -> GrammarPool | None:
     """Starts the grammar pool, or returns None with --grammar-backend none. Must run after the import of torch, whose
     memory the grammar workers share, and before its first use, which starts threads."""
     from mla_router.worker.grammar import pool

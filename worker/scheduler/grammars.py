@@ -10,7 +10,7 @@ import numpy as np
 
 from mla_router.worker.core import TokenMasks
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step import Step
 
@@ -40,7 +40,7 @@ class StepMasks:
 class GrammarRequests:
     """The scheduler's requests with a grammar. The scheduler ends each request that is returned with a problem."""
 
-    def __init__(self, pool: Grammars | None) -> None:
+    def __init__(self, pool: GrammarPool | None) -> None:
         self._pool = pool
         self._entries: dict[str, _Entry] = {}  # by rid
         self._by_key: dict[int, _Entry] = {}  # the same entries

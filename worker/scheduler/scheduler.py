@@ -30,7 +30,7 @@ from mla_router.worker.core import (
     StepResult,
     TokenMasks,
 )
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
     Abort,
@@ -79,7 +79,7 @@ class Scheduler:
         config: WorkerConfig,
         *,
         vocab_size: int,
-        grammars: Grammars | None = None,
+        grammars: GrammarPool | None = None,
         heartbeat: Heartbeat | None = None,
         expert_load: Load | None = None,
         group: StepGroup | None = None,
