@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mla_router.worker.core import ImagePart, PendingImages, StepEngine
 from mla_router.worker.messages import Generate, Image
@@ -41,6 +41,13 @@ class Entry:
     is_encoded: bool = False
 
 
+class Batch(NamedTuple):
+    """A batch of the tower, and the images whose tiles it has."""
+
+    pending: PendingImages
+    entries: list[Entry]
+
+
 class ImageRequests:
     """Encodes the images of requests, a few layers between steps, and keeps the embeddings that requests share."""
 
@@ -52,7 +59,7 @@ class ImageRequests:
         self._entries: dict[int, Entry] = {}  # by key, the least recently used first
         self._held = 0  # tokens of all entries
         self._dropped: list[int] = []  # keys whose embeddings the engine still has
-        self._in_flight: tuple[PendingImages, list[Entry]] | None = None
+        self._batch: Batch | None = None  # in flight
         # Predicted seconds of the layers that the last `advance` launched before the next step
         self.launched_s = 0.0
 
@@ -78,29 +85,28 @@ class ImageRequests:
         """Launches layers of the tower that take up to `seconds`, of the running batch or of the next one. Returns the
         requests whose images were encoded since the last call. Raises what the engine raises."""
         self.launched_s = 0.0
-        if self._in_flight is not None and self._in_flight[0].done():
-            for entry in self._in_flight[1]:
+        if self._batch is not None and self._batch.pending.done():
+            for entry in self._batch.entries:
                 entry.is_encoded = entry.launched == entry.image.info.num_tiles
-            self._in_flight = None
+            self._batch = None
         if not self:
             return []
         while self._line and self._take_room(self._line[0]):
             self._encoding.append(self._line.popleft())
         ready = [request for request in self._encoding if self._is_encoded(request)]
         self._encoding = [request for request in self._encoding if request not in ready]
-        if self._in_flight is None and self._encoding:
-            self._begin()
-        if self._in_flight is not None and self._in_flight[0].layers_left:
-            batch = self._in_flight[0]
-            layers = layers_within(seconds, batch)
-            self.launched_s = layers * batch.layer_s
+        if self._batch is None and self._encoding:
+            self._batch = self._begin()
+        if self._batch is not None and self._batch.pending.layers_left:
+            layers = layers_within(seconds, self._batch.pending)
+            self.launched_s = layers * self._batch.pending.layer_s
             self._engine.encode_layers(layers)
         return ready
 
     def fail(self) -> list[Request]:
         """Forgets the images that are being encoded, after an error of `advance`. Returns their requests, which must
         end."""
-        failed, self._in_flight = [*self._encoding], None
+        failed, self._batch = [*self._encoding], None
         for request in failed:
             self.remove(request)
         for key, entry in [*self._entries.items()]:
@@ -144,31 +150,31 @@ class ImageRequests:
         return True
 
     def _is_used(self, entry: Entry) -> bool:
-        in_flight = self._in_flight is not None and entry in self._in_flight[1]
-        return bool(entry.users) or in_flight
+        return bool(entry.users) or (self._batch is not None and entry in self._batch.entries)
 
     def _drop(self, key: int) -> None:
         self._held -= self._entries.pop(key).image.info.num_tokens
         self._dropped.append(key)
 
-    def _begin(self) -> None:
-        """Begins a batch with the next tiles of the waiting requests, the oldest first."""
+    def _begin(self) -> Batch | None:
+        """Begins a batch with the next tiles of the waiting requests, the oldest first. Returns None if there are none."""
         parts: list[ImagePart] = []
-        batch: list[Entry] = []
+        entries: list[Entry] = []
         room = self._engine.capacity.image_tiles
         for request in self._encoding:
             for placed in request.images:
                 entry = self._entries[placed.image.info.key]
                 info, tiles = entry.image.info, entry.image.tiles
                 count = min(room, info.num_tiles - entry.launched)
-                if not count or entry in batch:
+                if not count or entry in entries:
                     continue
                 size = len(tiles) // info.num_tiles
                 begin = entry.launched * size
                 parts.append(ImagePart(info, tiles[begin : begin + count * size]))
                 entry.launched += count
-                batch.append(entry)
+                entries.append(entry)
                 room -= count
-        if parts:
-            dropped, self._dropped = tuple(self._dropped), []
-            self._in_flight = self._engine.encode(tuple(parts), dropped), batch
+        if not parts:
+            return None
+        dropped, self._dropped = tuple(self._dropped), []
+        return Batch(self._engine.encode(tuple(parts), dropped), entries)
