@@ -59,7 +59,7 @@ from mla_router.worker.scheduler.step import Step
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.5
+STATS_S = 0.5  # between two periodic statistics; also the longest sleep
 PREPARE_POLL_S = 0.002
 # After this many failed steps in a row the fault is not in one batch.
 MAX_FAILURES = 3
@@ -102,7 +102,7 @@ class Scheduler:
         self.stopping = False
         self.drafts = DraftCounts()
         self._failures = 0  # failed steps since the last successful one
-        self._next_heartbeat = 0.0
+        self._next_stats = 0.0
         self._step_s = 0.0  # predicted seconds of the last step
         # Seconds of all steps, and those in which this thread waited for their results
         self._steps_s = self._wait_s = 0.0
@@ -150,7 +150,7 @@ class Scheduler:
         # No message announces a compiled grammar or an encoded image: poll soon if there is nothing else to do.
         preparing = self.grammars.num_compiling + len(self.images)
         only_preparing = not in_flight and len(self.requests) == preparing
-        timeout = HEARTBEAT_S if idle else PREPARE_POLL_S if only_preparing else 0.0
+        timeout = STATS_S if idle else PREPARE_POLL_S if only_preparing else 0.0
         if timeout and self.group.is_awaited:
             timeout = 0.0
         for message in self.channel.receive(timeout):
@@ -181,8 +181,8 @@ class Scheduler:
     def report_progress(self) -> None:
         """Updates the heartbeat: before each step, and within the steps of a CPU. Sends `Stats` when they are due."""
         self.heartbeat.update(has_work=bool(self.requests))
-        if (now := time.monotonic()) >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_S
+        if (now := time.monotonic()) >= self._next_stats:
+            self._next_stats = now + STATS_S
             self.channel.send(self.stats())
 
     def _handle(self, message: ToScheduler) -> None:

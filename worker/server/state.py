@@ -142,14 +142,14 @@ class ServerState:
             and not self.draining
             and not self.watch.is_frozen
             and not self.servers_watch.is_frozen
-            and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
+            and self.service.scheduler.oldest_stats_age() < self.config.watchdog_timeout
         )
 
     def last_step_age(self) -> float:
         """Returns the seconds since the last observed progress of the scheduler."""
         if self.heartbeat.pid or self.service is None:
             return self.heartbeat.age
-        return self.service.scheduler.heartbeat_age()
+        return self.service.scheduler.oldest_stats_age()
 
     def reading(self) -> Reading | None:
         """Returns the scheduler's last statistics; None before the first ones."""

@@ -41,7 +41,7 @@ from mla_router.worker.server.ipc.inbox import Inbox
 from mla_router.worker.server.ipc.mailbox import Mailbox
 from mla_router.worker.server.ipc.shared_counters import Cells, Count, SharedCounters
 
-HEARTBEAT = 0  # the query number of periodic statistics
+PERIODIC = 0  # the query number of statistics that nobody has asked for
 
 
 class Shared:
@@ -74,7 +74,7 @@ class SchedulerClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._targets: dict[str, tuple[Mailbox, int]] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
-        self._last_query = HEARTBEAT
+        self._last_query = PERIODIC
         self._idle = asyncio.Event()
         self._error: ApiError | None = None
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
@@ -176,7 +176,7 @@ class SchedulerClient:
     def shut_down(self) -> None:
         self._post(Shutdown())
 
-    def heartbeat_age(self) -> float:
+    def oldest_stats_age(self) -> float:
         """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process
         makes the worker unhealthy."""
         return time.monotonic() - self._stats_at.lowest()
