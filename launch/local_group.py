@@ -14,7 +14,7 @@ from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfi
 
 if TYPE_CHECKING:
     from mla_router.worker.dp_group import DpGroup
-    from mla_router.worker.nodes.remote_node import Node
+    from mla_router.worker.nodes.remote_node import RemoteNode
 
 Show = Callable[[str], None]
 # Gets the number of a node that has come, and the addresses of its workers
@@ -44,7 +44,10 @@ class LocalGroup:
             return End(EXIT_BAD_SETTINGS, f"cannot start: {error}")
 
     async def _run(
-        self, groups: Sequence[DpGroup], nodes: Sequence[Node], on_ready: Callable[[str], None]
+        self,
+        groups: Sequence[DpGroup],
+        nodes: Sequence[RemoteNode],
+        on_ready: Callable[[str], None],
     ) -> End:
         ready: list[str] = []
 
@@ -70,7 +73,7 @@ class LocalGroup:
         return end
 
     @asynccontextmanager
-    async def _shared(self) -> AsyncIterator[tuple[Sequence[DpGroup], Sequence[Node]]]:
+    async def _shared(self) -> AsyncIterator[tuple[Sequence[DpGroup], Sequence[RemoteNode]]]:
         """Makes what the DP ranks share. Yields it for each of this machine, and the other nodes. Raises ConfigError."""
         # Not at the top: without its packages `launch_server` still says which are missing
         from mla_router.worker.dp_group import DpGroup, dp_groups
@@ -100,7 +103,9 @@ class LocalGroup:
 
 
 def _first_end(
-    ends: Sequence[asyncio.Task[End]], nodes: Sequence[Node], lost: Sequence[asyncio.Task[int]]
+    ends: Sequence[asyncio.Task[End]],
+    nodes: Sequence[RemoteNode],
+    lost: Sequence[asyncio.Task[int]],
 ) -> End:
     """Returns the end of the group, caused by a node or a DP rank. The loss of a node comes first: it ends DP ranks."""
     for node, loss in zip(nodes, lost, strict=True):

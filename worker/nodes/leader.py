@@ -30,7 +30,7 @@ from mla_router.worker.nodes.messages import (
     Session,
     Welcome,
 )
-from mla_router.worker.nodes.remote_node import EXIT_NODE_ENDED, Node, RemoteRank
+from mla_router.worker.nodes.remote_node import EXIT_NODE_ENDED, RemoteNode, RemoteRank
 
 MAX_STRANGERS = 16  # connections whose node is not yet known
 WARN_EVERY_S = 10.0  # strangers must not fill the log
@@ -63,7 +63,7 @@ class Nodes:
         self.address = str(host)
         self.session = Session(secrets.token_hex(16), self.address, port)
         self.others = [
-            Node(number, ranks, [heartbeat.of_rank(rank) for rank in ranks])
+            RemoteNode(number, ranks, [heartbeat.of_rank(rank) for rank in ranks])
             for number in range(1, config.nnodes)
             for ranks in (config.ranks_of(number),)
         ]

@@ -17,7 +17,7 @@ EXIT_NODE_ENDED = 3
 log = logging.getLogger(__name__)
 
 
-class Node:
+class RemoteNode:
     """A node other than 0. `wait`, `kill` and `is_running` are those of a child process."""
 
     def __init__(self, number: int, ranks: range, heartbeats: Sequence[Heartbeat]) -> None:
@@ -87,7 +87,7 @@ class Node:
 class RemoteRank:
     """A rank of another node, for those who watch the ranks one by one."""
 
-    def __init__(self, rank: int, node: Node) -> None:
+    def __init__(self, rank: int, node: RemoteNode) -> None:
         self.name = f"rank {rank} (node {node.number})"
         self._node = node
 
