@@ -129,7 +129,7 @@ def launch_parser(
         "[--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
         "Start data-parallel workers and the router in front of them. Flags have SGLang's names; flags of "
         "SGLang that are not listed here are accepted if they change no answer. Those of the router alone "
-        "have the prefix --router-.",
+        "have the prefix --router-, except those for TLS and for a server without a key.",
         examples=(
             ("the small model that the package ships, on the CPU", "--dp-size 2"),
             (
