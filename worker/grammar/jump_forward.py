@@ -40,20 +40,23 @@ class ForcedTokens:
         """Returns the first tokens of `text`, none or MIN_RUN to RUN_TOKENS, and the rest of `text`.
 
         The tokens do not depend on the following text. A token whose bytes differ from the text ends the run:
-        tokenizers may normalize, or add a blank at the beginning.
+        tokenizers may normalize, or add a blank at the beginning. The run ends between two characters, so that the rest
+        is text.
         """
         shown = self._without_opening(text[:WINDOW])
         data, at = shown.encode(), 0
-        run = []
-        for token in self._vocabulary.encode(shown)[:-1][:RUN_TOKENS]:
+        tokens = self._vocabulary.encode(shown)[:-1][:RUN_TOKENS]
+        length = end = 0  # of the run, in tokens and in bytes
+        for count, token in enumerate(tokens, 1):
             piece = self._vocabulary.pieces[token]
             if not piece or not data.startswith(piece, at):
                 break
-            run.append(token)
             at += len(piece)
-        if len(run) < MIN_RUN:
+            if not b"\x80" <= data[at : at + 1] < b"\xc0":  # no byte within a character
+                length, end = count, at
+        if length < MIN_RUN:
             return [], ""
-        return run, data[at:].decode(errors="ignore") + text[len(shown) :]
+        return tokens[:length], data[end:].decode() + text[len(shown) :]
 
     def _without_opening(self, text: str) -> str:
         lengths = range(min(len(text), self._max_opening), 0, -1)
