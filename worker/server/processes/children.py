@@ -34,7 +34,7 @@ EXTRA_STOP_S = 1.5
 EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
 
 
-class Part(Protocol):
+class Member(Protocol):
     """A process of the worker, or another node: the worker ends with it."""
 
     name: str
@@ -180,7 +180,7 @@ async def rank_group(
     client: SchedulerClient,
     nodes: Nodes | None,
     group: DpGroup | None = None,
-) -> AsyncIterator[list[Part]]:
+) -> AsyncIterator[list[Member]]:
     """Runs the scheduler, which is rank 0, and the other ranks of this machine within the block. Yields all ranks in order,
     also the ranks of other nodes. `scheduler` and `rank`: commands without their flags."""
     with rank_inputs(state.config, nodes, group) as inputs:

@@ -31,7 +31,7 @@ from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.processes.children import (
-    Part,
+    Member,
     extra_processes,
     rank_group,
 )
@@ -100,8 +100,8 @@ class _Worker:
         state: ServerState,
         client: SchedulerClient,
         peers: Peers,
-        ranks: Sequence[Part],
-        extras: Sequence[Part],
+        ranks: Sequence[Member],
+        extras: Sequence[Member],
     ) -> None:
         """`ranks`: the scheduler, which is rank 0, and the other ranks, in order."""
         self._state = state
