@@ -47,7 +47,7 @@ class Wanted:
     no_answer: bool  # the response has only the prompt, not the generated token
 
 
-class Part:
+class CompletionChoice:
     """The part of a choice that has not been sent yet."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Wanted, prompt: list[int], shown: str) -> None:

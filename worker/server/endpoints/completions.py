@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.server.endpoints.completion_choice import Choice, Part, Wanted
+from mla_router.worker.server.endpoints.completion_choice import Choice, CompletionChoice, Wanted
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.parsed_body import read_parsed
@@ -78,7 +78,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     prompts = [truncation.cut(prompt, service.limits, sampling.max_tokens) for prompt in prompts]
     if wanted.computed > wanted.n and len(prompts) * wanted.computed > MAX_PROMPTS:
         raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
-    parts = await _parts(service, prompts, wanted)
+    choices = await _choices(service, prompts, wanted)
     handler = RequestHandler(
         service,
         prompts,
@@ -93,9 +93,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     )
     async with handler.running():
         if body.stream:
-            events = _events(handler, parts, wanted, model, body)
+            events = _events(handler, choices, wanted, model, body)
             return await stream(request, events, lambda: handler.headers)
-        return await _response(handler, parts, wanted, model)
+        return await _response(handler, choices, wanted, model)
 
 
 def _wanted(body: CompletionRequest) -> Wanted:
@@ -119,31 +119,36 @@ def _wanted(body: CompletionRequest) -> Wanted:
     )
 
 
-async def _parts(service: Service, prompts: Sequence[list[int]], wanted: Wanted) -> list[Part]:
-    parts = []
+async def _choices(
+    service: Service, prompts: Sequence[list[int]], wanted: Wanted
+) -> list[CompletionChoice]:
+    choices = []
     for prompt in prompts:
         shown = ""
         if wanted.echo:
             shown = await asyncio.to_thread(service.tokenizer.decode_shown, prompt)
-        parts += [Part(service.tokenizer, wanted, prompt, shown) for _ in range(wanted.computed)]
-    return parts
+        choices += [
+            CompletionChoice(service.tokenizer, wanted, prompt, shown)
+            for _ in range(wanted.computed)
+        ]
+    return choices
 
 
 async def _response(
-    handler: RequestHandler, parts: list[Part], wanted: Wanted, model: str
+    handler: RequestHandler, choices: list[CompletionChoice], wanted: Wanted, model: str
 ) -> web.Response:
     while outputs := await handler.next():
         for output in outputs:
-            parts[output.index].add(output)
-    shown: list[Part] = []
-    for start in range(0, len(parts), handler.sampling.n):
-        answers = parts[start : start + handler.sampling.n]
+            choices[output.index].add(output)
+    shown: list[CompletionChoice] = []
+    for start in range(0, len(choices), handler.sampling.n):
+        answers = choices[start : start + handler.sampling.n]
         if len(answers) > wanted.n:
-            answers = sorted(answers, key=lambda part: -part.mean_logprob)[: wanted.n]
+            answers = sorted(answers, key=lambda choice: -choice.mean_logprob)[: wanted.n]
         shown += answers
     completion = Completion(
         **handler.identity.envelope("cmpl-", model),
-        choices=[await part.complete(index) for index, part in enumerate(shown)],
+        choices=[await choice.complete(index) for index, choice in enumerate(shown)],
         usage=_usage(handler, wanted),
         metrics=handler.timing,
     )
@@ -151,7 +156,11 @@ async def _response(
 
 
 async def _events(
-    handler: RequestHandler, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
+    handler: RequestHandler,
+    choices: list[CompletionChoice],
+    wanted: Wanted,
+    model: str,
+    body: CompletionRequest,
 ) -> AsyncIterator[bytes]:
     shared = handler.identity.envelope("cmpl-", model)
     counted, details = body.wants_continuous_usage, wanted.details
@@ -160,13 +169,8 @@ async def _events(
     # Most chunks then differ only in their text: all but the first and last ones of a choice.
     uniform = details.logprobs is None and not details.token_ids and not counted
     for output in handler.resumed:
-        parts[output.index].skip(output)
+        choices[output.index].skip(output)
     marks = handler.marks()
-
-    def chunk(
-        choices: list[Choice], usage: Usage | msgspec.UnsetType | None, marks: bytes = b""
-    ) -> bytes:
-        return event(Completion(**shared, choices=choices, usage=usage), marks)
 
     plain = [
         TextEvent(Completion(**shared, choices=[Choice(index, PLACEHOLDER)], usage=no_usage))
@@ -175,18 +179,19 @@ async def _events(
     while outputs := await handler.next():
         events = []
         for output in outputs:
-            part = parts[output.index]
-            part.add(output)
+            choice = choices[output.index]
+            choice.add(output)
             marks.add(output.index, output.token_ids)
             # The first token is sent even without text, because the headers go out with it.
-            if output.text or output.finish or not part.begun:
-                choice = await part.take(output.index)
-                mark = marks.take(output.index, choice.finish_reason)
-                if uniform and choice.finish_reason is None:
-                    events.append(plain[output.index].of(choice.text, mark))
+            if output.text or output.finish or not choice.begun:
+                sent = await choice.take(output.index)
+                mark = marks.take(output.index, sent.finish_reason)
+                if uniform and sent.finish_reason is None:
+                    events.append(plain[output.index].of(sent.text, mark))
                 else:
                     usage = _usage_of(handler, output.index, wanted) if counted else no_usage
-                    events.append(chunk([choice], usage, mark))
+                    chunk = Completion(**shared, choices=[sent], usage=usage)
+                    events.append(event(chunk, mark))
         if events:
             yield b"".join(events)  # one write, even if the client is far behind
     if body.wants_usage:

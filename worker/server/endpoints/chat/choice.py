@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mla_router.worker.core import FinishReason, Logprobs
-from mla_router.worker.server.endpoints.chat.run import ChatRun
+from mla_router.worker.server.endpoints.chat.prepare import PreparedChat
 from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, LoggedTokens, chat_logprobs
 from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.usage import CompletionTokensDetails, Usage
@@ -21,7 +21,7 @@ from mla_router.worker.server.text.tool_calls.parts import Call, Content, Part, 
 class ChatChoice:
     """Makes the parts of one choice of a chat completion from its outputs."""
 
-    run: ChatRun
+    prepared: PreparedChat
     index: int
     calls: int = 0  # number of calls so far
     prompt_logprobs: Logprobs | None = None
@@ -33,15 +33,15 @@ class ChatChoice:
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._parser = self.run.parser()
-        self._echoed = self.run.echoed
+        self._parser = self.prepared.parser()
+        self._echoed = self.prepared.echoed
 
     def take(self, output: Output) -> list[Part]:
         """Takes `output`. Returns the parts that it makes certain.
 
         The parts depend on the tokens only and not on their grouping, so that another worker can continue (replay.py).
         """
-        details, parts = self.run.details, self._echo()
+        details, parts = self.prepared.details, self._echo()
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         if details.logprobs is not None:
@@ -52,9 +52,9 @@ class ChatChoice:
         if output.finish is not None and not self._ended:
             self._ended = True
             parts += self._parser.finish()
-        if self.run.splits_reasoning:
+        if self.prepared.splits_reasoning:
             self._reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
-        if self.run.reasoning_shown:
+        if self.prepared.reasoning_shown:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
 
@@ -80,10 +80,10 @@ class ChatChoice:
 
     def take_logprobs(self) -> ChatLogprobs | None:
         """Returns the logprobs of the tokens since the last call; None if the request wants none."""
-        if self.run.details.logprobs is None:
+        if self.prepared.details.logprobs is None:
             return None
         tokens, self._tokens = self._tokens, LoggedTokens()
-        return chat_logprobs(self.run.handler.service.tokenizer, tokens, self.run.details)
+        return chat_logprobs(self.prepared.handler.service.tokenizer, tokens, self.prepared.details)
 
     def take_token_ids(self) -> list[int]:
         """Returns the token ids since the last call."""
@@ -95,13 +95,13 @@ class ChatChoice:
         text = "".join(self._reasoning)
         if not text:
             return 0
-        tokenizer = self.run.handler.service.tokenizer
+        tokenizer = self.prepared.handler.service.tokenizer
         limit = len(text)  # a token has at least one character
         return len(await tokenizer.encode_rendered(text, context_length=limit))
 
     def next_call_id(self) -> str:
         """Returns the id of the next call. It is the same on every worker that continues this answer."""
-        name = f"{self.run.handler.origin.id.hex()} {self.index} {self.calls}"
+        name = f"{self.prepared.handler.origin.id.hex()} {self.index} {self.calls}"
         self.calls += 1
         return "call_" + hashlib.sha256(name.encode()).hexdigest()[:24]
 
@@ -113,14 +113,14 @@ class ChatChoice:
         return "tool_calls" if stopped and self.calls else finish.reason
 
 
-async def usage_of(run: ChatRun, choices: Iterable[ChatChoice]) -> Usage:
+async def usage_of(prepared: PreparedChat, choices: Iterable[ChatChoice]) -> Usage:
     """Returns the final token counts. They include the reasoning tokens if reasoning is split from content, and those of a
     prediction if the client sent one."""
-    handler, details = run.handler, CompletionTokensDetails()
+    handler, details = prepared.handler, CompletionTokensDetails()
     usage = handler.usage
-    if not run.splits_reasoning and handler.prediction is None:
+    if not prepared.splits_reasoning and handler.prediction is None:
         return usage
-    if run.splits_reasoning:
+    if prepared.splits_reasoning:
         tokens = sum([await choice.reasoning_tokens() for choice in choices])
         details = CompletionTokensDetails(tokens)
     if handler.prediction is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.server.endpoints.chat.prepare import prepare
 from mla_router.worker.server.endpoints.chat.response import completion
-from mla_router.worker.server.endpoints.chat.run import prepare
 from mla_router.worker.server.endpoints.chat.stream import chunks
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.parsed_body import read_parsed
@@ -27,10 +27,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     fill_in(body, service.config)
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     trace = trace_of(request.headers, body.request_id)
-    run = await prepare(service, body, replay, trace=trace)
-    handler = run.handler
+    prepared = await prepare(service, body, replay, trace=trace)
+    handler = prepared.handler
     async with handler.running():
         if body.stream:
-            events = chunks(run, model, body)
+            events = chunks(prepared, model, body)
             return await stream(request, events, lambda: handler.headers)
-        return json_response(await completion(run, model), headers=handler.headers)
+        return json_response(await completion(prepared, model), headers=handler.headers)

@@ -50,7 +50,7 @@ CHAT_NAMES = FieldNames()
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRun:
+class PreparedChat:
     """A checked and rendered request that does not run yet."""
 
     handler: RequestHandler
@@ -84,7 +84,7 @@ async def prepare(
     *,
     trace: str | None = None,
     token_by_token: bool = False,
-) -> ChatRun:
+) -> PreparedChat:
     """Checks and renders a request.
 
     `trace` is the client's X-Request-Id; `token_by_token`: one output for each token. Raises InvalidRequest, which
@@ -119,7 +119,7 @@ async def prepare(
         prediction=prediction,
         images=[prompt.images],
     )
-    return ChatRun(
+    return PreparedChat(
         handler,
         tools,
         details,

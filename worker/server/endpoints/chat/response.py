@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice, usage_of
-from mla_router.worker.server.endpoints.chat.run import ChatRun
+from mla_router.worker.server.endpoints.chat.prepare import PreparedChat
 from mla_router.worker.server.endpoints.chat.schema import (
     Choice,
     Completion,
@@ -55,10 +55,10 @@ class Collector:
         )
 
 
-async def collect(run: ChatRun) -> list[Collector]:
+async def collect(prepared: PreparedChat) -> list[Collector]:
     """Runs the request to its end. Returns a collector for each choice."""
-    handler = run.handler
-    collected = [Collector(ChatChoice(run, index)) for index in range(handler.size)]
+    handler = prepared.handler
+    collected = [Collector(ChatChoice(prepared, index)) for index in range(handler.size)]
     while outputs := await handler.next():
         for output in outputs:
             collector = collected[output.index]
@@ -68,13 +68,13 @@ async def collect(run: ChatRun) -> list[Collector]:
     return collected
 
 
-async def completion(run: ChatRun, model: str) -> Completion:
-    handler, details = run.handler, run.details
-    collected = await collect(run)
+async def completion(prepared: PreparedChat, model: str) -> Completion:
+    handler, details = prepared.handler, prepared.details
+    collected = await collect(prepared)
     answer = Completion(
         **handler.identity.envelope("chatcmpl-", model),
         choices=[_choice(index, collector) for index, collector in enumerate(collected)],
-        usage=await usage_of(run, [collector.choice for collector in collected]),
+        usage=await usage_of(prepared, [collector.choice for collector in collected]),
         metrics=handler.timing,
     )
     prompt = handler.prompts[0]
@@ -98,5 +98,5 @@ def _choice(index: int, collector: Collector) -> Choice:
         choice.reason_of(finish) or "",
         finish.matched,
         finish.stop_reason,
-        choice.take_token_ids() if choice.run.details.token_ids else None,
+        choice.take_token_ids() if choice.prepared.details.token_ids else None,
     )

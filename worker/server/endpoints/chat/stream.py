@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice, usage_of
-from mla_router.worker.server.endpoints.chat.run import ChatRun
+from mla_router.worker.server.endpoints.chat.prepare import PreparedChat
 from mla_router.worker.server.endpoints.chat.schema import (
     CallPiece,
     Chunk,
@@ -22,13 +22,13 @@ from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 
 
-async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
+async def chunks(prepared: PreparedChat, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
     """Yields the events of a streamed answer to `body`."""
-    handler = run.handler
-    choices = [ChatChoice(run, index) for index in range(handler.size)]
+    handler = prepared.handler
+    choices = [ChatChoice(prepared, index) for index in range(handler.size)]
     for output in handler.resumed:
         choices[output.index].skip(output)
-    writer = ChunkWriter(run, model, body)
+    writer = ChunkWriter(prepared, model, body)
     outputs = await handler.next()
     # The first event has only the role and is sent with the first token. The client of a continued stream has it
     # already. The other choices begin with their first piece.
@@ -51,23 +51,23 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             events.clear()
         outputs = await handler.next()
     if body.wants_usage:
-        yield writer.usage(await usage_of(run, choices))
+        yield writer.usage(await usage_of(prepared, choices))
 
 
 class ChunkWriter:
     """Writes the events of one stream."""
 
-    def __init__(self, run: ChatRun, model: str, body: ChatRequest) -> None:
-        handler = run.handler
+    def __init__(self, prepared: PreparedChat, model: str, body: ChatRequest) -> None:
+        handler = prepared.handler
         self.marks = handler.marks()
         self.begun = set(handler.known)  # choices whose first event the client has
-        self._run = run
+        self._prepared = prepared
         self._shared = handler.identity.envelope("chatcmpl-", model)
         self._counted = body.wants_continuous_usage
         # If the stream has usage at all, the earlier chunks have null.
         self._no_usage = None if body.wants_usage else msgspec.UNSET
         # The very first event has the prompt's ids.
-        has_ids = run.details.token_ids and not handler.continues
+        has_ids = prepared.details.token_ids and not handler.continues
         self._prompt_ids = handler.prompts[0] if has_ids else msgspec.UNSET
         self._plain = [
             TextEvent(Chunk(**self._shared, choices=[choice], usage=self._no_usage))
@@ -97,11 +97,11 @@ class ChunkWriter:
 
     def usage(self, usage: Usage) -> bytes:
         """Returns the last event of a stream with usage."""
-        timing = self._run.handler.timing
+        timing = self._prepared.handler.timing
         return event(Chunk(**self._shared, choices=[], usage=usage, metrics=timing))
 
     def _usage(self, choice: ChatChoice) -> Usage | msgspec.UnsetType | None:
-        return self._run.handler.usage_of(choice.index) if self._counted else self._no_usage
+        return self._prepared.handler.usage_of(choice.index) if self._counted else self._no_usage
 
     def _event(
         self,
@@ -120,7 +120,7 @@ class ChunkWriter:
             choice.reason_of(finish),
             ending.matched,
             ending.stop_reason,
-            choice.take_token_ids() if self._run.details.token_ids else msgspec.UNSET,
+            choice.take_token_ids() if self._prepared.details.token_ids else msgspec.UNSET,
         )
         prompt_ids, self._prompt_ids = self._prompt_ids, msgspec.UNSET
         chunk = Chunk(**self._shared, choices=[shown], usage=usage, prompt_token_ids=prompt_ids)

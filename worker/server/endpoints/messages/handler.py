@@ -10,8 +10,8 @@ from aiohttp import web
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
 from mla_router.worker.server.endpoints.chat.media import prompt_tokens
+from mla_router.worker.server.endpoints.chat.prepare import PreparedChat, prepare
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
-from mla_router.worker.server.endpoints.chat.run import ChatRun, prepare
 from mla_router.worker.server.endpoints.chat.tools import read_tools
 from mla_router.worker.server.endpoints.event_writer import Event, EventWriter
 from mla_router.worker.server.endpoints.messages.builder import MessageBuilder
@@ -46,23 +46,23 @@ async def messages(request: web.Request) -> web.StreamResponse:
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     chat = await _chat(service, body)
     trace = trace_of(request.headers, body.request_id)
-    run = await prepare(
+    prepared = await prepare(
         service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=bool(body.stream)
     )
-    answer = _Answer(run, model)
-    async with run.handler.running():
+    answer = _Answer(prepared, model)
+    async with prepared.handler.running():
         if body.stream:
             return await stream(
                 request,
                 answer.events(),
-                lambda: run.handler.headers,
+                lambda: prepared.handler.headers,
                 done=b"",
                 failed=_error_event,
             )
-        while outputs := await run.handler.next():
+        while outputs := await prepared.handler.next():
             for output in outputs:
                 answer.take(output)
-        return json_response(answer.message(), headers=run.handler.headers)
+        return json_response(answer.message(), headers=prepared.handler.headers)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -88,10 +88,10 @@ def _error_event(body: ErrorBody) -> bytes:
 
 
 class _Answer:
-    def __init__(self, run: ChatRun, model: str) -> None:
-        self._run = run
+    def __init__(self, prepared: PreparedChat, model: str) -> None:
+        self._prepared = prepared
         self._model = model
-        self._choice = ChatChoice(run, 0)
+        self._choice = ChatChoice(prepared, 0)
         self._builder = MessageBuilder(self._choice)
         self._finish = Finish("")
 
@@ -113,12 +113,12 @@ class _Answer:
             content=self._builder.blocks,
             stop_reason=reason,
             stop_sequence=sequence,
-            usage=MessageUsage.of(self._run.handler.usage),
+            usage=MessageUsage.of(self._prepared.handler.usage),
         )
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the events of the stream. A continued stream starts after the last event that the client has."""
-        handler = self._run.handler
+        handler = self._prepared.handler
         writer = EventWriter(handler, self.take)
         # The first event has the number of cached tokens, which the first output brings. Nothing is sent before,
         # so that another worker can still answer.
@@ -136,7 +136,7 @@ class _Answer:
 
     def _begun(self) -> Message:
         """Returns the message without blocks."""
-        handler = self._run.handler
+        handler = self._prepared.handler
         usage = MessageUsage.of(handler.usage.of_prompt)
         return Message(id=handler.identity.answer_id("msg_"), model=self._model, usage=usage)
 

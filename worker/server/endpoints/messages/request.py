@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from mla_router.worker.server.endpoints.chat.run import FieldNames
+from mla_router.worker.server.endpoints.chat.prepare import FieldNames
 from mla_router.worker.server.errors import InvalidField, MissingField
 from mla_router.worker.server.schema.chat import (
     CalledFunction,

@@ -100,7 +100,7 @@ class ResponseBuilder:
 
     def _id(self, prefix: str) -> str:
         place = len(self.items) + (self._item is not None)
-        return f"{prefix}_{self._choice.run.handler.origin.id.hex()}_{place}"
+        return f"{prefix}_{self._choice.prepared.handler.origin.id.hex()}_{place}"
 
 
 def _with_text(item: Item, status: str, text: str, logprobs: list[TokenLogprob]) -> Item:

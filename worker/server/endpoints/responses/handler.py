@@ -11,8 +11,8 @@ from aiohttp import web
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
+from mla_router.worker.server.endpoints.chat.prepare import FieldNames, PreparedChat, prepare
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
-from mla_router.worker.server.endpoints.chat.run import ChatRun, FieldNames, prepare
 from mla_router.worker.server.endpoints.event_writer import Event, EventWriter
 from mla_router.worker.server.endpoints.responses.builder import ResponseBuilder
 from mla_router.worker.server.endpoints.responses.request import as_chat, wants_logprobs
@@ -62,21 +62,23 @@ async def responses(request: web.Request) -> web.StreamResponse:
     )
     trace = trace_of(request.headers, body.request_id)
     each = streams or with_logprobs
-    run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
-    answer = _Answer.of(run, body, model)
-    async with run.handler.running():
+    prepared = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
+    answer = _Answer.of(prepared, body, model)
+    async with prepared.handler.running():
         if body.stream:
             # OpenAI's streams of this endpoint end without [DONE].
-            return await stream(request, answer.events(), lambda: run.handler.headers, done=b"")
-        while outputs := await run.handler.next():
+            return await stream(
+                request, answer.events(), lambda: prepared.handler.headers, done=b""
+            )
+        while outputs := await prepared.handler.next():
             for output in outputs:
                 answer.take(output)
-        return json_response(await answer.response(), headers=run.handler.headers)
+        return json_response(await answer.response(), headers=prepared.handler.headers)
 
 
 @dataclass(slots=True)
 class _Answer:
-    run: ChatRun
+    prepared: PreparedChat
     choice: ChatChoice
     builder: ResponseBuilder
     logprobs: TextLogprobs | None
@@ -84,10 +86,12 @@ class _Answer:
     reason: str = ""  # a FinishReason value at the end
 
     @classmethod
-    def of(cls, run: ChatRun, body: ResponsesRequest, model: str) -> _Answer:
-        choice = ChatChoice(run, 0)
+    def of(cls, prepared: PreparedChat, body: ResponsesRequest, model: str) -> _Answer:
+        choice = ChatChoice(prepared, 0)
         logprobs = TextLogprobs() if wants_logprobs(body) else None
-        return cls(run, choice, ResponseBuilder(choice), logprobs, _begun(run, body, model))
+        return cls(
+            prepared, choice, ResponseBuilder(choice), logprobs, _begun(prepared, body, model)
+        )
 
     def take(self, output: Output) -> list[Event]:
         """Takes `output` and returns its events."""
@@ -108,7 +112,7 @@ class _Answer:
 
     async def response(self) -> Response:
         """Returns the complete response."""
-        handler = self.run.handler
+        handler = self.prepared.handler
         stopped = self.reason == FinishReason.STOP.value
         reached = self.reason == FinishReason.LENGTH.value
         details = IncompleteDetails("max_output_tokens" if reached else None)
@@ -123,7 +127,7 @@ class _Answer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the events of the stream. A continued stream starts after the last event that the client has."""
-        handler = self.run.handler
+        handler = self.prepared.handler
         writer = EventWriter(handler, self.take, numbered=True)
         due = writer.write(
             {"type": f"response.{kind}", "response": self.begun}
@@ -140,17 +144,17 @@ class _Answer:
         yield due + writer.write([{"type": f"response.{response.status}", "response": response}])
 
 
-def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
-    origin, params = run.handler.origin, run.handler.sampling.params
+def _begun(prepared: PreparedChat, body: ResponsesRequest, model: str) -> Response:
+    origin, params = prepared.handler.origin, prepared.handler.sampling.params
     return Response(
-        id=run.handler.identity.answer_id("resp_"),
+        id=prepared.handler.identity.answer_id("resp_"),
         created_at=origin.created,
         status="in_progress",
         model=model,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        parallel_tool_calls=run.tools.several,
+        parallel_tool_calls=prepared.tools.several,
         temperature=params.temperature,
         text=TextSettings((body.text and body.text.format) or TextFormat(), verbosity="medium"),
         tool_choice=body.tool_choice or "auto",
