@@ -124,21 +124,26 @@ struct State {
     share: f64,
     /// Capacity in blocks that was last set in the tree.
     applied: u64,
-    /// Consecutive prompts that are evidence of a restart: nothing of them was cached.
-    zeros: u32,
-    /// Latest use of the prefixes that these prompts should have found.
-    lost: LruTick,
-    /// Tick of the first of these prompts.
-    first: LruTick,
-    /// `share` before the first of these prompts.
-    share_before: f64,
-    /// Tick that divides the worker's share of the tree into an older and a newer half, before the first of these
-    /// prompts.
-    middle: Option<LruTick>,
+    /// `None` while nothing speaks for a restart.
+    empty_run: Option<EmptyRun>,
     /// Number of times that the cache was emptied. Earlier predictions are ignored.
     empties: u64,
     /// Whether a token was cached since the cache was last found empty.
     has_hit: bool,
+}
+
+/// Consecutive prompts that are evidence of a restart: nothing of them was cached.
+#[derive(Debug)]
+struct EmptyRun {
+    prompts: u32,
+    /// Tick of the first of these prompts.
+    first: LruTick,
+    /// Latest use of the prefixes that these prompts should have found.
+    lost: LruTick,
+    /// `State::share` before the first of these prompts.
+    share_before: f64,
+    /// Tick that divided the worker's share of the tree into an older and a newer half at that time.
+    middle: Option<LruTick>,
 }
 
 impl LearnedCache {
@@ -153,11 +158,7 @@ impl LearnedCache {
                 default_blocks,
                 share: 1.0,
                 applied: default_blocks,
-                zeros: 0,
-                lost: LruTick::default(),
-                first: LruTick::default(),
-                share_before: 1.0,
-                middle: None,
+                empty_run: None,
                 empties: 0,
                 has_hit: false,
             }),
@@ -196,7 +197,7 @@ impl LearnedCache {
     /// Empties the worker's share of the tree after its cache was emptied. Reports of requests in flight are ignored.
     pub fn forget(&self, tree: &PrefixTree, worker: WorkerId) {
         let mut state = self.state.lock();
-        state.zeros = 0;
+        state.empty_run = None;
         state.empties += 1;
         drop(state);
         tree.purge_worker(worker);
@@ -333,22 +334,25 @@ impl State {
     ) -> Correction {
         if found > 0.0 {
             self.has_hit = true;
-            if receipt.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
-                self.zeros = 0;
-            }
+            let is_refuted = |run: &mut EmptyRun| {
+                receipt.last_used.is_some_and(|last_used| last_used.is_before(run.lost))
+            };
+            self.empty_run.take_if(is_refuted);
         }
         let held = f64::from(receipt.held);
         match receipt.last_used {
             Some(last_used) if settled => {
                 if held > found + held / 8.0 + SLACK {
-                    if self.zeros == 0 {
-                        self.middle = tree.middle(worker);
-                    }
+                    let run = self.empty_run.as_ref();
+                    let middle = run.map_or_else(|| tree.middle(worker), |run| run.middle);
                     // A prefix that was not used for long may have been evicted, so it is no evidence of a restart.
                     let nothing = found == 0.0
                         && receipt.held >= RESTART_BLOCKS
-                        && self.middle.is_none_or(|middle| middle.is_before(last_used));
-                    return self.miss(receipt.tick, last_used, nothing);
+                        && middle.is_none_or(|middle| middle.is_before(last_used));
+                    let restart = nothing
+                        .then(|| self.found_nothing(receipt.tick, last_used, middle))
+                        .flatten();
+                    return restart.unwrap_or(Correction::Evict { last_used });
                 }
                 if self.is_old(tree, worker, last_used) { self.grow() } else { Correction::Nothing }
             }
@@ -358,28 +362,32 @@ impl State {
         }
     }
 
-    /// Handles a miss: the worker has evicted everything last used at `last_used`, or has `nothing` of a long prompt.
-    fn miss(&mut self, inserted: LruTick, last_used: LruTick, nothing: bool) -> Correction {
-        if nothing {
-            if self.zeros == 0 {
-                (self.share_before, self.lost, self.first) = (self.share, last_used, inserted);
-            }
-            self.zeros += 1;
-            if self.lost.is_before(last_used) {
-                self.lost = last_used;
-            }
-            if self.zeros == RESTART_RUN {
-                // A restart, not a small cache: the capacity is restored. Prompts since the first one are cached again.
-                self.share = self.share_before;
-                self.zeros = 0;
-                self.empties += 1;
-                self.resize();
-                let had = std::mem::take(&mut self.has_hit);
-                let finding = if had { Finding::Emptied } else { Finding::NoCache };
-                return Correction::Empty { before: self.first, finding };
-            }
+    /// Counts a long prompt of which the worker had nothing. Returns a correction if this proves a restart.
+    fn found_nothing(
+        &mut self,
+        inserted: LruTick,
+        last_used: LruTick,
+        middle: Option<LruTick>,
+    ) -> Option<Correction> {
+        let run = self.empty_run.get_or_insert(EmptyRun {
+            prompts: 0,
+            first: inserted,
+            lost: last_used,
+            share_before: self.share,
+            middle,
+        });
+        run.prompts += 1;
+        if run.lost.is_before(last_used) {
+            run.lost = last_used;
         }
-        Correction::Evict { last_used }
+        let run = self.empty_run.take_if(|run| run.prompts == RESTART_RUN)?;
+        // A restart, not a small cache: the capacity is restored. Prompts since the first one are cached again.
+        self.share = run.share_before;
+        self.empties += 1;
+        self.resize();
+        let had = std::mem::take(&mut self.has_hit);
+        let finding = if had { Finding::Emptied } else { Finding::NoCache };
+        Some(Correction::Empty { before: run.first, finding })
     }
 
     /// Shrinks the capacity to the `blocks` that are left.
