@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mla_router.worker.model.causal_lm import CausalLM
@@ -21,7 +20,7 @@ from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.choose import ONLINE
 from support.forward_driver import ForwardDriver, nan_caches
 from support.quantized_folders import Format, quantize_folder, write_dequantized
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_model import CONFIGS, VOCAB_SIZE, edit_tensors, write_tiny_model
 from support.tiny_mtp import PaperMtp, export_nextn, write_tiny_mtp
 
 TOKENS = random.Random(5).choices(range(VOCAB_SIZE), k=100)
@@ -140,12 +139,6 @@ def test_layers_that_do_not_fit_the_model(
         load_mtp(model, tmp_path / "model", draft_folder=out)
 
 
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         del tensors["model.layers.3.hnorm.weight"]
@@ -153,7 +146,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
         tensors["model.layers.3.enorm.bias"] = torch.ones(64)
 
     write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
-    edit(tmp_path, spoil)
+    edit_tensors(tmp_path, spoil)
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not read that layer
     with pytest.raises(ModelError) as error:
         load_mtp(model, tmp_path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +16,7 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
-from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_model import CONFIGS, edit_tensors, write_tiny_model
 
 PROMPT = list(range(7, 107))
 
@@ -28,12 +27,6 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 def answers(model: CausalLM) -> Tensor:
     return ForwardDriver(model, page_size=16).step(chunks=[(0, PROMPT)])
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_shards_with_an_index_equal_one_file(tmp_path: Path) -> None:
@@ -58,16 +51,20 @@ def test_tied_embeddings_need_no_head_and_ignore_one(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3_flat"])
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     before = answers(load(tmp_path))
-    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(320, 64)}))
+    edit_tensors(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(320, 64)}))
     assert torch.equal(answers(load(tmp_path)), before)
 
 
 def test_nextn_layers_are_skipped(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])  # 3 layers, num_nextn_predict_layers 1
     before = answers(load(tmp_path))
-    edit(tmp_path, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.zeros(64, 128)}))
+    edit_tensors(
+        tmp_path, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.zeros(64, 128)})
+    )
     assert torch.equal(answers(load(tmp_path)), before)
-    edit(tmp_path, lambda t: t.update({"model.layers.4.eh_proj.weight": torch.zeros(64, 128)}))
+    edit_tensors(
+        tmp_path, lambda t: t.update({"model.layers.4.eh_proj.weight": torch.zeros(64, 128)})
+    )
     with pytest.raises(ModelError, match=r"1 unknown: model\.layers\.4\.eh_proj\.weight"):
         load(tmp_path)
 
@@ -81,7 +78,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
         tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
         tensors["lm_head.weight"] = torch.zeros(321, 64)
 
-    edit(tmp_path, spoil)
+    edit_tensors(tmp_path, spoil)
     with pytest.raises(ModelError) as error:
         load(tmp_path)
     message = str(error.value)
@@ -92,7 +89,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
 
 def test_long_lists_are_cut(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
-    edit(tmp_path, lambda tensors: tensors.clear() or tensors.update(x=torch.ones(1)))
+    edit_tensors(tmp_path, lambda tensors: tensors.clear() or tensors.update(x=torch.ones(1)))
     with pytest.raises(ModelError, match=r"missing: .*, \.\.\.\n") as error:
         load(tmp_path)
     assert len(str(error.value)) < 2000

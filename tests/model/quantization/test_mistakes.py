@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.quantized_folders import Format, quantize_folder
-from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_model import CONFIGS, edit_tensors, write_tiny_model
 
 BLOCKS = Format("block", (16, 16))
 Q_PROJ = "model.layers.0.self_attn.q_b_proj.weight"
@@ -34,12 +32,6 @@ def answers(folder: Path) -> Tensor:
     return ForwardDriver(model, page_size=16).step(chunks=[(0, list(range(7, 57)))])
 
 
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def edit_config(folder: Path, **changes: object) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text())
@@ -55,7 +47,7 @@ def test_every_mistake_is_in_one_error(folder: Path) -> None:
         tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
         tensors["lm_head.weight_scale_inv"] = torch.ones(1, 1)
 
-    edit(folder, spoil)
+    edit_tensors(folder, spoil)
     with pytest.raises(ModelError) as error:
         answers(folder)
     message, at = str(error.value), "in model.safetensors"
@@ -77,7 +69,7 @@ def test_scales_are_positive_and_finite(folder: Path) -> None:
         for name, number in zip(names, numbers, strict=True):
             tensors[name][1, 0] = number
 
-    edit(folder, spoil)
+    edit_tensors(folder, spoil)
     with pytest.raises(ModelError) as error:
         answers(folder)
     assert "4 invalid: " in str(error.value)
@@ -95,7 +87,7 @@ def test_joined_projections_have_one_format(folder: Path) -> None:
         del tensors[f"{up}_scale_inv"]
         tensors[f"{up}_scale"] = torch.ones(96, 1)
 
-    edit(folder, mix)
+    edit_tensors(folder, mix)
     with pytest.raises(ModelError) as error:
         answers(folder)
     message, at = str(error.value), "in model.safetensors"
@@ -108,7 +100,9 @@ def test_zero_points_are_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "plain", **CONFIGS["llama_gqa"])
     quantize_folder(tmp_path / "plain", tmp_path / "int8", Format("int8"))
     name = "model.layers.0.mlp.down_proj.weight_zero_point"
-    edit(tmp_path / "int8", lambda tensors: tensors.update({name: torch.ones(64, 1).char()}))
+    edit_tensors(
+        tmp_path / "int8", lambda tensors: tensors.update({name: torch.ones(64, 1).char()})
+    )
     with pytest.raises(ModelError, match=rf"1 unknown: {name} \[64, 1\] in model\.safetensors"):
         answers(tmp_path / "int8")
 
@@ -140,7 +134,7 @@ def reshape_scales(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> 
             if name.endswith("weight_scale"):
                 tensors[name] = tensor.to(dtype).reshape(shape)
 
-    edit(folder, reshape)
+    edit_tensors(folder, reshape)
 
 
 def test_fp8_files_need_the_config_to_say_so(folder: Path) -> None:
@@ -160,7 +154,7 @@ def test_layers_that_the_config_leaves_out_are_plain(folder: Path) -> None:
         scale = scale.repeat_interleave(16, 0)[:96].repeat_interleave(16, 1)[:, :24]
         tensors[Q_PROJ] = tensors[Q_PROJ].float() * scale
 
-    edit(folder, dequantize)
+    edit_tensors(folder, dequantize)
     with pytest.raises(ModelError, match=f"missing: {Q_PROJ}_scale_inv"):
         answers(folder)
     edit_config(folder, modules_to_not_convert=[Q_PROJ.removesuffix(".weight")])
@@ -196,7 +190,7 @@ def test_blocks_of_compressed_tensors(folder: Path) -> None:
         for name in [name for name in tensors if name.endswith("_scale_inv")]:
             tensors[name.removesuffix("_inv")] = tensors.pop(name)
 
-    edit(folder, rename)
+    edit_tensors(folder, rename)
     assert torch.equal(answers(folder), before)
 
 
@@ -213,14 +207,14 @@ def test_scales_of_activations_are_not_needed(tmp_path: Path, scheme: str) -> No
             if scheme == "static":
                 tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
 
-    edit(tmp_path / "fp8", as_auto_fp8)
+    edit_tensors(tmp_path / "fp8", as_auto_fp8)
     config = json.loads((tmp_path / "fp8" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": scheme}
     (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
     assert torch.equal(answers(tmp_path / "fp8"), before)
 
     name = "model.layers.0.self_attn.o_proj.input_scale"
-    edit(tmp_path / "fp8", lambda tensors: tensors.update({name: torch.tensor(-1.0)}))
+    edit_tensors(tmp_path / "fp8", lambda tensors: tensors.update({name: torch.tensor(-1.0)}))
     with pytest.raises(ModelError, match=rf"1 invalid: {name} \[\] in .*: a scale is -1\.0"):
         answers(tmp_path / "fp8")
 

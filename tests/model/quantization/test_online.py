@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mla_router.worker.kernels.weight import Weight
@@ -22,7 +20,7 @@ from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.quantization.choose import ONLINE
 from mla_router.worker.model.quantization.online import quantize_blocks
-from support.tiny_model import CONFIGS, write_tiny_model
+from support.tiny_model import CONFIGS, edit_tensors, write_tiny_model
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 LARGEST = {FP8: 448.0, INT8: 127.0}
@@ -47,12 +45,6 @@ def load(folder: Path, method: str | None = None, **how: Any) -> CausalLM:
 
 def linears(model: torch.nn.Module) -> dict[str, Weight]:
     return {n: m.operand for n, m in model.named_modules() if isinstance(m, Linear)}
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("dtype", LARGEST)
@@ -146,7 +138,7 @@ def test_joined_parts_and_experts_have_scales_of_their_own(tmp_path: Path) -> No
             tensors[name] *= 100
 
     before = linears(load(tmp_path, "fp8"))
-    edit(tmp_path, enlarge)
+    edit_tensors(tmp_path, enlarge)
     after = linears(load(tmp_path, "fp8"))
     for path, weight in before.items():
         a, b = weight.dense(torch.float32).values, after[path].dense(torch.float32).values
@@ -190,7 +182,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
         tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(5, 6)
         del tensors["model.layers.0.mlp.down_proj.weight"]
 
-    edit(tmp_path, spoil)
+    edit_tensors(tmp_path, spoil)
     with pytest.raises(ModelError) as error:
         load(tmp_path, "fp8")
     message, at = str(error.value), "in model.safetensors"
