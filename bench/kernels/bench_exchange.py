@@ -30,6 +30,7 @@ from record import record
 
 from mla_router.worker.kernels.comm import one_shot, one_shot_all_to_all
 from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
+from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.mailboxes import join_one_shot
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
@@ -52,7 +53,7 @@ class Rank:
         self.device = torch.device("cuda", rank)
         torch.cuda.set_device(self.device)
         store = FileStore(str(folder / "store"), -1)
-        self.group = Group.join(rank, size, store, self.device, shares_memory=False)
+        self.group = Group.join(rank, size, Meeting(store, self.device, shares_memory=False))
         joined = [
             join_one_shot(rank, size, store, self.device, name, all_to_all=all_to_all)
             for name, all_to_all in (("sums", False), ("rows", True))

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
 from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
+from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.moe import Gate
@@ -114,13 +115,13 @@ class IdleRows:
 
 def repeat(
     group: Group,
-    meeting: Path,
+    folder: Path,
     division: Division,
     case: Case,
     of_ranks: Sequence[Sequence[Step]],
 ) -> Outcome:
-    """Runs the steps of this process's DP rank. `meeting`: the folder of the rendezvous."""
-    groups = _groups(group, division.dp_size, division.all_to_all, meeting)
+    """Runs the steps of this process's DP rank. `folder`: of the files in which the ranks meet."""
+    groups = _groups(group, division.dp_size, division.all_to_all, folder)
     engine = engine_of_rank(
         groups,
         case.folder,
@@ -152,11 +153,10 @@ def repeat(
 
 
 @cache
-def _groups(group: Group, dp_size: int, all_to_all: bool, meeting: Path) -> Groups:
-    store = FileStore(str(meeting / f"dp{dp_size}-{all_to_all}"), -1)
-    return Groups.join(
-        group.rank, group.size, store, _device(group), dp_size=dp_size, all_to_all=all_to_all
-    )
+def _groups(group: Group, dp_size: int, all_to_all: bool, folder: Path) -> Groups:
+    store = FileStore(str(folder / f"dp{dp_size}-{all_to_all}"), -1)
+    meeting = Meeting(store, _device(group))
+    return Groups.join(group.rank, group.size, meeting, dp_size=dp_size, all_to_all=all_to_all)
 
 
 def _device(group: Group) -> torch.device:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.kernels.quantize import GROUP, quantize_rows_torch
@@ -56,7 +57,11 @@ def _both_ways(
     for all_to_all in (False, True):
         store = FileStore(str(folder / f"store {name} {counts} {all_to_all}"), -1)
         groups = Groups.join(
-            group.rank, group.size, store, device, dp_size=group.size, all_to_all=all_to_all
+            group.rank,
+            group.size,
+            Meeting(store, device),
+            dp_size=group.size,
+            all_to_all=all_to_all,
         )
         model = load_model(
             folder,

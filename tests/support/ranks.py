@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
+from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.mailboxes import map_mailboxes, map_row_boxes
 from mla_router.worker.kernels.comm.one_shot import Mailboxes
@@ -112,7 +113,7 @@ def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connectio
     file = FileStore(str(store), -1)
     group: Group | Mailboxes | RowBoxes
     if device_type in ("cpu", "cuda"):
-        group = Group.join(rank, size, file, device, timeout_s=2 * EVENT_TIMEOUT_S)
+        group = Group.join(rank, size, Meeting(file, device, timeout_s=2 * EVENT_TIMEOUT_S))
     else:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         # Binding memory to a multicast object waits for as many devices as there are ranks

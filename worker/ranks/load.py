@@ -14,7 +14,7 @@ from mla_router.worker.core import StepEngine
 from mla_router.worker.engine.choose import choose_device
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.kernels.comm.connect import LOOPBACK
+from mla_router.worker.kernels.comm.connect import LOOPBACK, Meeting
 from mla_router.worker.kernels.comm.groups import ONE_RANK, Groups
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.ranks.channel import CallSender
@@ -40,15 +40,18 @@ def load_rank(
     groups = ONE_RANK
     if store is not None:
         device = choose_device(own)
-        groups = Groups.join(
-            rank,
-            config.tp_size,
+        meeting = Meeting(
             store,
             device,
-            dp_size=config.attn_dp_size,
             timeout_s=config.dist_timeout,
             address=address,
             shares_memory=not config.disable_custom_all_reduce,
+        )
+        groups = Groups.join(
+            rank,
+            config.tp_size,
+            meeting,
+            dp_size=config.attn_dp_size,
             all_to_all=config.moe_a2a_backend == "direct" and config.ep_size > 1,
         )
         if device.type == "cuda":

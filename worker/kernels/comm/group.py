@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     ReduceScatterOptions,
-    Store,
 )
 
 from mla_router.worker.kernels.comm import one_shot, one_shot_all_to_all
@@ -30,7 +29,7 @@ from mla_router.worker.kernels.comm.all_to_all import (
     combine_torch,
     dispatch_torch,
 )
-from mla_router.worker.kernels.comm.connect import LOOPBACK, connect
+from mla_router.worker.kernels.comm.connect import Meeting, connect
 from mla_router.worker.kernels.comm.mailboxes import NCCL_CHOSEN, join_one_shot
 from mla_router.worker.kernels.rms_norm import add_rms_norm
 from mla_router.worker.kernels.weight import Activations
@@ -65,38 +64,34 @@ class Group:
     def join(
         rank: int,
         size: int,
-        store: Store,
-        device: torch.device,
+        meeting: Meeting,
         *,
-        timeout_s: float = 1800.0,
         name: str = "group",
-        address: str = LOOPBACK,
-        shares_memory: bool = True,
         all_to_all: bool = False,
     ) -> Group:
-        """Waits for the other ranks and returns the group: over gloo if `device` is a CPU, else over NCCL, and with
-        `shares_memory` over memory that the GPUs share, if they can.
+        """Waits for the other ranks and returns the group: over gloo if the device is a CPU, else over NCCL and shared
+        memory.
 
         `all_to_all`: whether the group's rows are for layers of experts, by `dispatch`; then the shared memory is for it.
 
-        The ranks find each other in `store`. Groups in the same store have different names. Gloo listens on `address`, an
-        address of this machine. The environment variable NCCL_SOCKET_IFNAME names the interface of NCCL.
+        Groups in the same store have different names. The environment variable NCCL_SOCKET_IFNAME names the interface of
+        NCCL.
 
-        Raises RuntimeError if a rank is missing after `timeout_s`. So does a collective of gloo, and at once if a
-        rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
+        Raises RuntimeError if a rank is missing after `meeting.timeout_s`. So does a collective of gloo, and at once if
+        a rank has ended. The process must then end, for others may wait for it. A collective of NCCL waits forever.
         """
         if size == 1:
             return Group.alone()
-        processes = connect(rank, size, store, device, timeout_s, name, address)
-        group = Group(rank, size, processes)
+        group = Group(rank, size, connect(rank, size, meeting, name))
+        device = meeting.device
         if device.type == "cuda":
             for numbers in FIRST_CALLS:
                 x = torch.zeros(numbers, device=device)
                 group.scatter_rows(group.all_gather(group.all_reduce(x), 0), (numbers,) * size)
             torch.cuda.synchronize(device)
-            if shares_memory:
+            if meeting.shares_memory:
                 group.few_rows = join_one_shot(
-                    rank, size, store, device, name, all_to_all=all_to_all
+                    rank, size, meeting.store, device, name, all_to_all=all_to_all
                 )
         return group
 

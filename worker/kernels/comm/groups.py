@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-from torch._C._distributed_c10d import Store
-
-from mla_router.worker.kernels.comm.connect import LOOPBACK
+from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 
 
@@ -28,39 +25,22 @@ class Groups(NamedTuple):
         cls,
         rank: int,
         size: int,
-        store: Store,
-        device: torch.device,
+        meeting: Meeting,
         *,
         dp_size: int = 1,
-        timeout_s: float = 1800.0,
-        address: str = LOOPBACK,
-        shares_memory: bool = True,
         all_to_all: bool = False,
     ) -> Groups:
         """Waits for the other ranks and returns the groups of `rank`, one of `size`, a multiple of `dp_size`. `all_to_all`:
-        of the exchange. Other arguments, and errors: those of `Group.join`."""
+        of the exchange. Errors: those of `Group.join`."""
         each, remainder = divmod(size, dp_size)
         assert not remainder, f"{size} ranks in {dp_size} equal parts"
         dp_rank, place = divmod(rank, each)
 
-        def join(name: str, own: int, count: int, all_to_all: bool = False) -> Group:
-            return Group.join(
-                own,
-                count,
-                store,
-                device,
-                timeout_s=timeout_s,
-                name=name,
-                address=address,
-                shares_memory=shares_memory,
-                all_to_all=all_to_all,
-            )
-
-        return cls(
-            join(f"attention {dp_rank}", place, each),
-            join(f"exchange {place}", dp_rank, dp_size, all_to_all),
-            all_to_all,
+        attention = Group.join(place, each, meeting, name=f"attention {dp_rank}")
+        exchange = Group.join(
+            dp_rank, dp_size, meeting, name=f"exchange {place}", all_to_all=all_to_all
         )
+        return cls(attention, exchange, all_to_all)
 
     @property
     def rank(self) -> int:
