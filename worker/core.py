@@ -169,7 +169,7 @@ class GroupStep:
 
     rows: tuple[int, ...]  # `StepPlan.num_tokens` of each DP rank; 0: the rank is idle
     decode: bool  # whether the step of each rank fits a decode graph (`engine/runners/choose.py`)
-    makes_drafts: bool = False  # whether the step of any rank makes drafts
+    feeds_drafter: bool = False  # whether that of any rank does
     draft_slots: int = 0  # largest `StepPlan.draft_slots` of a rank
 
 
@@ -189,9 +189,9 @@ class StepPlan:
     num_drafts: int = 0
     # Rows of a decode slot whose drafts are a tree, of that depth, its root included; 0: they are a chain
     tree_nodes: int = 0
-    # Whether the drafter runs over the rows of the step
-    makes_drafts: bool = False
-    # If it then drafts for the next step, for each of `sampled_slots`: upper bound of the tokens in the drafter's KV
+    # Whether the drafter runs over the rows of the step, to draft after them or after later rows
+    feeds_drafter: bool = False
+    # If it drafts for the next step, for each of `sampled_slots`: upper bound of the tokens in the drafter's KV
     # cache after this step
     draft_bounds: tuple[int, ...] = ()
     # Whether the host gets the drafts that the step makes (`PendingStep.drafts`)
@@ -217,9 +217,9 @@ class StepPlan:
 
     @property
     def runs_drafter(self) -> bool:
-        """Whether the step of this DP rank or of another one makes drafts. All take part: a draft layer may have
+        """Whether the step of this DP rank or of another one feeds the drafter. All take part: a draft layer may have
         experts."""
-        return self.makes_drafts or (self.group is not None and self.group.makes_drafts)
+        return self.feeds_drafter or (self.group is not None and self.group.feeds_drafter)
 
     @property
     def has_images(self) -> bool:

@@ -109,7 +109,7 @@ def decode_plans(
         (),
         num_drafts=drafts,
         tree_nodes=capacity.tree_nodes,
-        makes_drafts=drafts > 0,
+        feeds_drafter=drafts > 0,
         draft_bounds=(most + drafts,) * drafted + (0,) * undrafted if drafts else (),
     )
     for step in range(steps):
@@ -164,7 +164,7 @@ def measure_prompt(engine: Engine, length: int, repeats: int = 8) -> float:
         (PrefillChunk(0, 0, tokens, is_last=True),),
         tuple((0, index, 1 + index) for index in range(pages)),
         (Admitted(0, SamplingParams(9), tokens),),
-        makes_drafts=drafts > 0,
+        feeds_drafter=drafts > 0,
         draft_bounds=(length + drafts,) if drafts else (),
     )
     times = list[float]()

@@ -74,7 +74,7 @@ PLAN = StepPlan(
     group=GroupStep((5, 0), decode=False),
     num_drafts=2,
     tree_nodes=4,
-    makes_drafts=True,
+    feeds_drafter=True,
     draft_bounds=(19, 0, 7),
     returns_drafts=True,
 )

@@ -12,7 +12,7 @@ from mla_router.worker.scheduler.drafts import NOTHING, DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
 
-NONE = StepDrafts(0, made=False, followed=False)
+NONE = StepDrafts(0, made=False, feeds_drafter=False)
 
 
 def requests(count: int) -> list[Request]:
@@ -21,15 +21,15 @@ def requests(count: int) -> list[Request]:
 
 def test_drafts_are_verified_one_step_after_they_are_made() -> None:
     policy, some = DraftPolicy(2, 8), requests(4)
-    assert policy.next_step([], some) == StepDrafts(0, made=True, followed=True)
-    assert policy.next_step(some, []) == StepDrafts(2, made=True, followed=True)
+    assert policy.next_step([], some) == StepDrafts(0, made=True, feeds_drafter=True)
+    assert policy.next_step(some, []) == StepDrafts(2, made=True, feeds_drafter=True)
 
 
 def test_large_steps_have_no_drafts() -> None:
     policy, many = DraftPolicy(2, 8), requests(9)
     policy.next_step([], many[:8])
-    assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False, followed=False)
-    assert policy.next_step(many[:8], []) == StepDrafts(0, made=True, followed=True)
+    assert policy.next_step(many[:8], many[8:]) == StepDrafts(2, made=False, feeds_drafter=False)
+    assert policy.next_step(many[:8], []) == StepDrafts(0, made=True, feeds_drafter=True)
     assert policy.next_step(many, []) == NONE
 
 
@@ -41,12 +41,12 @@ def test_without_drafts_no_step_has_any() -> None:
 def test_prompts_have_no_drafts_before_steps_without() -> None:
     """The drafter runs over them, but the next step is one to measure the time without drafts."""
     policy, some = DraftPolicy(2, 8, DraftChoice()), requests(4)
-    assert policy.next_step([], some) == StepDrafts(0, made=False, followed=True)
+    assert policy.next_step([], some) == StepDrafts(0, made=False, feeds_drafter=True)
     for _ in range(LEARNT):
         assert policy.next_step(some, []) == NONE
-    assert policy.next_step(some, []) == StepDrafts(0, made=True, followed=True)
-    assert policy.next_step(some, []) == StepDrafts(2, made=True, followed=True)
-    assert policy.next_step([], some) == StepDrafts(0, made=True, followed=True)
+    assert policy.next_step(some, []) == StepDrafts(0, made=True, feeds_drafter=True)
+    assert policy.next_step(some, []) == StepDrafts(2, made=True, feeds_drafter=True)
+    assert policy.next_step([], some) == StepDrafts(0, made=True, feeds_drafter=True)
 
 
 def test_the_drafter_over_a_prompt_is_no_cost_of_drafts() -> None:
@@ -62,8 +62,8 @@ def test_the_drafter_over_a_prompt_is_no_cost_of_drafts() -> None:
 
     policy, some = DraftPolicy(2, 8, Recording()), requests(1)
     plain = StepPlan((0,), (5,), (), (), ())
-    beside = replace(plain, chunks=(PrefillChunk(1, 0, (1, 2), is_last=False),), makes_drafts=True)
-    makes = replace(plain, makes_drafts=True, draft_bounds=(7,))
+    beside = replace(plain, chunks=(PrefillChunk(1, 0, (1, 2), is_last=False),), feeds_drafter=True)
+    makes = replace(plain, feeds_drafter=True, draft_bounds=(7,))
     for seconds, plan in enumerate([plain, beside, plain, plain, makes, plain, plain]):
         policy.learn(Step(plan, [], some), StepResult([[7]], seconds=seconds))
     assert learnt == [(1, 0), (1, 3), (1, 4, 1), (1, 5, 1), (1, 6)]
@@ -108,5 +108,5 @@ def test_an_idle_dp_rank_decides_nothing() -> None:
         outcomes = busy.take_outcome(), idle.take_outcome()
         busy.agree(outcomes)
         idle.agree(outcomes)
-    expected = StepDrafts(0, made=True, followed=True)
+    expected = StepDrafts(0, made=True, feeds_drafter=True)
     assert busy.next_step(some, []) == idle.next_step(some, []) == expected

@@ -74,7 +74,7 @@ def together(of_ranks: Sequence[Sequence[Step]], seed: int) -> list[list[Step]]:
         group = GroupStep(
             tuple(step.plan.num_tokens for step in steps),
             all(fits_decode_graph(step.plan) for step in steps),
-            any(step.plan.makes_drafts for step in steps),
+            any(step.plan.feeds_drafter for step in steps),
             max(step.plan.draft_slots for step in steps),
         )
         for own, step in zip(joined, steps, strict=True):

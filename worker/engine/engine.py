@@ -130,7 +130,7 @@ class Engine:
         group = self.model.groups.exchange
         if plan.group is None and group.size > 1:
             rows = (plan.num_tokens,) * group.size
-            drafts = plan.makes_drafts, plan.draft_slots
+            drafts = plan.feeds_drafter, plan.draft_slots
             plan = replace(plan, group=GroupStep(rows, fits_decode_graph(plan), *drafts))
         if plan.group is not None:
             rows = plan.group.rows

@@ -112,7 +112,7 @@ class _Steps:
         """Returns the fields of a plan that makes drafts, if the engine makes any, after at most `bound` tokens."""
         if not self._engine.capacity.num_drafts:
             return {}
-        return {"makes_drafts": True, "draft_bounds": (min(bound, self.longest),)}
+        return {"feeds_drafter": True, "draft_bounds": (min(bound, self.longest),)}
 
     def _run(self, plan: StepPlan) -> StepResult:
         return self._engine.sample(self._engine.forward(plan)).wait()

@@ -223,7 +223,7 @@ def _mixed_plan(
         ),
         page_writes=(*own, *others),
         admitted=tuple(Admitted(slot, sampling, (0,)) for slot in range(slots.stop)),
-        makes_drafts=with_drafts,
+        feeds_drafter=with_drafts,
         draft_bounds=(1,) * slots.stop if with_drafts else (),
     )
 

@@ -15,7 +15,7 @@ from mla_router.worker.scheduler.step import Step
 class StepDrafts(NamedTuple):
     verified: int  # drafts of each decode slot in the step
     made: bool  # whether the step makes drafts for the next one
-    followed: bool  # whether the drafter runs over the rows of the step
+    feeds_drafter: bool  # whether the drafter runs over the rows of the step
 
 
 class DecodeOutcome(NamedTuple):
@@ -57,7 +57,7 @@ class DraftPolicy:
     def next_step(self, decodes: Collection[Request], prefills: Collection[Request]) -> StepDrafts:
         """Returns the drafts of the step with these requests. Each step calls it once."""
         if not self._num_drafts:
-            return StepDrafts(0, made=False, followed=False)
+            return StepDrafts(0, made=False, feeds_drafter=False)
         wanted = self._wants(len(decodes), len(prefills))
         verifies = (
             wanted and self._has_made and bool(decodes) and len(decodes) <= self._max_requests
@@ -66,8 +66,8 @@ class DraftPolicy:
         made = wanted and is_small
         self._has_made = made
         # The drafter always runs over prompts: it could not draft after a prompt that it has not seen
-        followed = made or (bool(prefills) and is_small)
-        return StepDrafts(self._num_drafts if verifies else 0, made, followed)
+        feeds_drafter = made or (bool(prefills) and is_small)
+        return StepDrafts(self._num_drafts if verifies else 0, made, feeds_drafter)
 
     def _wants(self, decodes: int, prefills: int) -> bool:
         if self._choice is None:
@@ -115,7 +115,7 @@ class DraftPolicy:
             sum(map(len, result.tokens[:requests])),
             result.seconds,
             bool(plan.num_drafts or plan.draft_bounds or last.draft_bounds),
-            last.makes_drafts and not last.draft_bounds,
+            last.feeds_drafter and not last.draft_bounds,
         )
 
     def _learn(self, outcome: DecodeOutcome) -> None:

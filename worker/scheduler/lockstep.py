@@ -81,7 +81,7 @@ class _Size(NamedTuple):
     seconds: float = 0.0
     decode: bool = True
     has_prompts: bool = False
-    makes_drafts: bool = False
+    feeds_drafter: bool = False
     draft_slots: int = 0
     outcome: DecodeOutcome = NOTHING
 
@@ -129,7 +129,7 @@ class Lockstep:
         group = GroupStep(
             rows,
             all(size.decode for size in sizes),
-            any(size.makes_drafts for size in sizes),
+            any(size.feeds_drafter for size in sizes),
             max(size.draft_slots for size in sizes),
         )
         longest = max(size.seconds for size in sizes)
@@ -166,7 +166,7 @@ class Lockstep:
             seconds=own.predicted_s,
             decode=fits_decode_graph(plan),
             has_prompts=bool(plan.chunks),
-            makes_drafts=plan.makes_drafts,
+            feeds_drafter=plan.feeds_drafter,
             draft_slots=plan.draft_slots,
         )
 

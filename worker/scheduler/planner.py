@@ -208,7 +208,7 @@ class Planner:
             ),
             num_drafts=drafts.verified,
             tree_nodes=self.memory.capacity.tree_nodes if drafts.verified else 0,
-            makes_drafts=drafts.followed,
+            feeds_drafter=drafts.feeds_drafter,
             draft_bounds=tuple(draft_bounds),
             returns_drafts=drafts.made and any(r.grammar is not None for r in sampled),
         )

@@ -116,7 +116,7 @@ def test_drafts_behind_a_prompt_are_those_of_separate_kernels(
         prompt = PrefillChunk(1, 0, tuple(range(length, 2 * length)), is_last=True)
         admitted = (Admitted(1, SamplingParams(5), prompt.tokens),)
         plan = StepPlan(
-            (), (), (prompt,), pages, admitted, makes_drafts=True, draft_bounds=(length + 2,)
+            (), (), (prompt,), pages, admitted, feeds_drafter=True, draft_bounds=(length + 2,)
         )
         tokens = [some.sample(some.forward(plan)).wait().tokens for some in (captured, eager)]
         assert tokens[0] == tokens[1]

@@ -101,7 +101,7 @@ def test_a_tree_is_that_of_the_paper(folders: Path, tmp_path: Path) -> None:
     chunk = PrefillChunk(0, 0, prompt, is_last=True)
     pages = tuple((0, index, index + 1) for index in range(4))
     admitted = (Admitted(0, SamplingParams(20), prompt),)
-    plan = StepPlan((), (), (chunk,), pages, admitted, makes_drafts=True, draft_bounds=(60,))
+    plan = StepPlan((), (), (chunk,), pages, admitted, feeds_drafter=True, draft_bounds=(60,))
     ((first,),) = engine.sample(engine.forward(plan)).wait().tokens
     paper: PaperEagle | PaperMtp
     if (folders / "eagle").exists():

@@ -61,9 +61,9 @@ class Drafter(Protocol):
         ...
 
     def draft(self, step: DraftStep) -> None:
-        """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan `makes_drafts`. Runs after the
-        sampling of each such step, and of each step that verifies trees, whose accepted nodes it moves to their slots'
-        pages. If it `follows_all_steps`, of all steps. Does not wait for the device."""
+        """Writes the drafts of the step's slots to `SlotState.drafts`, if its plan has `draft_bounds`. Called after the
+        sampling of each step whose plan `runs_drafter`, and of each step that verifies trees, whose accepted nodes it
+        moves to their slots' pages. If it `follows_all_steps`, of all steps. Does not wait for the device."""
         ...
 
 
