@@ -13,7 +13,7 @@ const LENGTH: usize = 29;
 
 thread_local! {
     /// The last date of this thread, and its second since 1970.
-    static LAST: Cell<(u64, [u8; LENGTH])> = const { Cell::new((0, [0; LENGTH])) };
+    static LAST: Cell<(u64, [u8; LENGTH])> = const { Cell::new((u64::MAX, [0; LENGTH])) };
 }
 
 /// The present time. Formatted once a second.
@@ -41,6 +41,7 @@ mod tests {
     #[test]
     fn each_second_has_its_date() {
         for (second, date) in [
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"), // also of a clock that is set to an earlier time
             (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
             (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
             (784_111_778, "Sun, 06 Nov 1994 08:49:38 GMT"),
