@@ -1,6 +1,10 @@
 //! A running router as a library: for the CLI, the Python bindings, and tests.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -23,8 +27,8 @@ use crate::{
     stats::Stats,
 };
 
-/// With `--reuse-port`, the time between closing the port and refusing requests. Clients that have connected may still
-/// send their first request.
+/// With `--reuse-port`, the time without requests after which they are refused. Until then each open connection may have
+/// another one.
 const HANDOVER_TIME: Duration = Duration::from_millis(200);
 
 /// Time to close the open connections after the grace period.
@@ -134,17 +138,33 @@ impl RouterHandle {
     }
 
     /// Refuses new requests and waits for the ones in flight. Returns whether all have finished within `grace`. The
-    /// port stays open, so that probes can read the state.
+    /// port stays open, so that probes can read the state. With `--reuse-port` it is closed, and refusals begin last.
     pub async fn drain(&self, grace: Duration) -> bool {
+        let (gate, begun) = (&self.router.gate, Instant::now());
         if self.router.config.reuse_port {
             self.set_lifecycle(Lifecycle::HandingOver);
+            let in_flight = gate.in_flight();
+            tracing::info!("handing over: {in_flight} requests in flight, at most {grace:.0?}");
+            let _late = timeout(grace, self.until_quiet()).await;
+        }
+        gate.close();
+        self.set_lifecycle(Lifecycle::Draining);
+        let left = grace.saturating_sub(begun.elapsed());
+        tracing::info!("draining: {} requests in flight, at most {left:.0?}", gate.in_flight());
+        gate.drain(left).await
+    }
+
+    /// Waits for two moments without a request in flight, HANDOVER_TIME apart.
+    async fn until_quiet(&self) {
+        let mut was_empty = false;
+        loop {
+            let is_empty = self.router.gate.in_flight() == 0;
+            if is_empty && was_empty {
+                return;
+            }
+            was_empty = is_empty;
             sleep(HANDOVER_TIME).await;
         }
-        self.router.gate.close();
-        self.set_lifecycle(Lifecycle::Draining);
-        let in_flight = self.router.gate.in_flight();
-        tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
-        self.router.gate.drain(grace).await
     }
 
     /// Closes the port and the connections. Requests in flight have `grace` to finish. Then streams end with an

@@ -76,7 +76,6 @@ pub(super) struct ClientStream {
     upload: Option<(Instant, u64)>,
     waiting: Option<(Wait, Instant)>,
     timer: Option<DeadlineTimer>,
-    is_used: bool,
 }
 
 /// The part of a message to which the next byte of the client belongs.
@@ -115,17 +114,11 @@ impl ClientStream {
             upload: None,
             waiting: None,
             timer: None,
-            is_used: false,
         }
     }
 
     pub(super) fn socket(&self) -> &TcpStream {
         self.transport.socket()
-    }
-
-    /// Whether a head has arrived on this connection.
-    pub(super) fn is_used(&self) -> bool {
-        self.is_used
     }
 
     /// Ready when the time for `wait` is over. It starts with the first call for this wait.
@@ -183,7 +176,6 @@ impl ClientStream {
     }
 
     fn begin(&mut self, head: &Head) {
-        self.is_used = true;
         (self.waiting, self.upload) = (None, None);
         self.invitation = if head.expects_continue { CONTINUE } else { &[] };
         self.at = match head.body {
@@ -194,7 +186,6 @@ impl ClientStream {
     }
 
     fn refuse(&mut self, error: Error) -> Next {
-        self.is_used = true;
         self.at = MessagePart::Refused;
         Next::Refused(error)
     }

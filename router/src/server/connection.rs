@@ -58,7 +58,7 @@ const ADMIN_BODY_LIMIT: usize = 1 << 20;
 pub(crate) enum Lifecycle {
     /// Requests are served.
     Serving,
-    /// Another router on the same port gets the new connections. Requests on the open ones are still served.
+    /// Another router on the same port gets the new connections. On each open one a request is still served.
     HandingOver,
     /// New requests are refused; requests in flight finish.
     Draining,
@@ -101,7 +101,7 @@ impl Serving {
     pub(super) async fn wait_for_bytes(mut self, stream: TcpStream) -> Option<AcceptedConnection> {
         transport::prepare(&stream);
         let mut first = [0; probe::LONGEST];
-        let length = self.wait_until_readable(&stream, false, &mut first).await?;
+        let length = self.wait_until_readable(&stream, &mut first).await?;
         if !probe::is_probe(&first[..length]) {
             return Some(AcceptedConnection { stream: stream.into_std().ok()?, serving: self });
         }
@@ -117,7 +117,7 @@ impl Serving {
         tls: Option<Arc<Tls>>,
     ) -> Option<AcceptedConnection> {
         transport::prepare(&stream);
-        self.wait_until_readable(&stream, false, &mut [0]).await?;
+        self.wait_until_readable(&stream, &mut [0]).await?;
         self.serve(stream, tls).await;
         None
     }
@@ -150,8 +150,7 @@ impl Serving {
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
             timer.clear();
-            let (socket, is_used) = (stream.socket(), stream.is_used());
-            if self.wait_until_readable(socket, is_used, &mut [0]).await.is_none() {
+            if self.wait_until_readable(stream.socket(), &mut [0]).await.is_none() {
                 // A failure cannot be reported to the client.
                 let _closed = poll_fn(|cx| stream.poll_close(cx)).await;
                 return;
@@ -161,19 +160,10 @@ impl Serving {
 
     /// Waits for bytes of an idle client, copies the first ones to `first`, and returns their number. Returns `None` if
     /// the connection is to be closed.
-    async fn wait_until_readable(
-        &self,
-        stream: &TcpStream,
-        is_used: bool,
-        first: &mut [u8],
-    ) -> Option<usize> {
+    async fn wait_until_readable(&self, stream: &TcpStream, first: &mut [u8]) -> Option<usize> {
         let mut lifecycle = self.lifecycle.clone();
         // An error means that the handle was dropped: the router ends.
-        let leaving = lifecycle.wait_for(|lifecycle| match lifecycle {
-            Lifecycle::Serving | Lifecycle::Draining => false,
-            Lifecycle::HandingOver => is_used,
-            Lifecycle::Stopping => true,
-        });
+        let leaving = lifecycle.wait_for(|lifecycle| *lifecycle == Lifecycle::Stopping);
         let (_idle, closed) = self.connection_limit.mark_idle();
         tokio::select! {
             biased;
@@ -196,16 +186,10 @@ impl Serving {
             let mut talking = pin!(self.talk(&stream, timer));
             let mut lifecycle = self.lifecycle.clone();
             loop {
-                let is_used = stream.lock().is_used();
                 let present = *lifecycle.borrow_and_update();
                 stream.lock().orders = Orders {
                     closes: present != Lifecycle::Serving,
-                    leaves: match present {
-                        Lifecycle::Serving | Lifecycle::Draining => false,
-                        // A client that has just connected is about to send a request.
-                        Lifecycle::HandingOver => is_used,
-                        Lifecycle::Stopping => true,
-                    },
+                    leaves: present == Lifecycle::Stopping,
                 };
                 let seen = lifecycle.clone();
                 let mut change = pin!(async {

@@ -208,6 +208,8 @@ async fn new_router_takes_over_the_port() {
         }
     };
     soon(in_flight).await;
+    let mut kept = Client::connect(address).await;
+    assert_eq!(kept.post("/generate", "short").await.status, StatusCode::OK);
     let port = address.port().to_string();
     let mut new = Process::start(&["--port", &port, "--reuse-port", "--worker-urls", &url]);
     new.line_with("is up").await;
@@ -220,12 +222,15 @@ async fn new_router_takes_over_the_port() {
     };
     soon(since).await;
     old.terminate();
-    old.line_with("draining").await;
-    // Only the new router accepts connections now.
+    old.line_with("handing over").await;
     for _ in 0..50 {
         let answer = Client::connect(address).await.post("/generate", "short").await;
         assert_eq!(answer.status, StatusCode::OK);
     }
+    // The old router answers a request on a connection that it has, and closes it.
+    let last = kept.post("/generate", "short").await;
+    assert_eq!(last.status, StatusCode::OK);
+    assert_eq!(last.headers["connection"], "close");
     gate.add_permits(long.len());
     for answer in long {
         assert_eq!(soon(answer).await.expect("not cut").status, StatusCode::OK);
