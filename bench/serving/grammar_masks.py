@@ -97,7 +97,7 @@ def cpu_seconds(pool: GrammarPool) -> dict[int, float]:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[1]) == pool.fork_server.pid:
+        if int(fields[1]) == pool.processes.fork_server.pid:
             seconds[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return seconds
 

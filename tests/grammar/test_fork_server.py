@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.grammar import pool
+from mla_router.worker.grammar import pool, processes
 from mla_router.worker.grammar.fork_server import STOPPED, _WorkerForks
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool, start
@@ -45,7 +45,7 @@ def own_grammars(tokenizer_folder: Path) -> Iterator[GrammarPool]:
 @pytest.fixture
 def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork server that gets SIGSTOP counts as one that loads for long."""
-    monkeypatch.setattr(pool, "STOPPED", "no state")
+    monkeypatch.setattr(processes, "STOPPED", "no state")
 
 
 def parent_of(pid: int) -> int:
@@ -64,7 +64,7 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
     for _ in range(2):
         key = open_request(own_grammars, LETTERS)
         expected = allowed(own_grammars, key, [])
-        fork_server = own_grammars.fork_server.pid
+        fork_server = own_grammars.processes.fork_server.pid
         kill(fork_server, fork_server)
         with pytest.raises(Refused, match="lost the processes") as refused:
             allowed(own_grammars, key, [])
@@ -83,8 +83,8 @@ def test_a_request_of_a_compiled_grammar_gets_another_process(
     letter = allowed(own_grammars, key, [])[0]
     expected = allowed(own_grammars, key, [letter])
     own_grammars.close(key)
-    (worker,) = descendants(own_grammars.fork_server.pid)
-    victim = own_grammars.fork_server.pid if killed == "fork server" else worker.number
+    (worker,) = descendants(own_grammars.processes.fork_server.pid)
+    victim = own_grammars.processes.fork_server.pid if killed == "fork server" else worker.number
     kill(victim, worker.number)
     for _ in range(2):
         key = open_request(own_grammars, LETTERS, [letter])
@@ -97,7 +97,7 @@ def test_a_lost_compilation_starts_again_once(own_grammars: GrammarPool) -> None
     key = own_grammars.open(Grammar("regex", BOMB), [])
     for _ in range(2):
         wait_until_started(own_grammars)
-        fork_server = own_grammars.fork_server.pid
+        fork_server = own_grammars.processes.fork_server.pid
         compiler = descendants(fork_server)[-1]
         kill(fork_server, compiler.number)
     with pytest.raises(Refused, match="lost the processes") as refused:
@@ -108,8 +108,8 @@ def test_a_lost_compilation_starts_again_once(own_grammars: GrammarPool) -> None
 @pytest.mark.usefixtures("never_stopped")
 def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: GrammarPool) -> None:
     """It may load for a minute, and its socket holds some hundred orders. Each client leaves at once."""
-    wait_until(lambda: own_grammars.fork_server.pid, "it begins")
-    os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)
+    wait_until(lambda: own_grammars.processes.fork_server.pid, "it begins")
+    os.kill(own_grammars.processes.fork_server.pid, signal.SIGSTOP)
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the scheduler waits"))
     signal.alarm(30)
     try:
@@ -121,17 +121,17 @@ def test_a_fork_server_that_does_not_read_blocks_nobody(own_grammars: GrammarPoo
         assert not refused.value.problem.is_of_grammar
     finally:
         signal.alarm(0)
-        os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
+        os.kill(own_grammars.processes.fork_server.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("while_it", ["waits", "loads"])
 def test_a_stopped_fork_server_is_replaced(own_grammars: GrammarPool, while_it: str) -> None:
     if while_it == "waits":
         own_grammars.close(open_request(own_grammars, LETTERS))
-    wait_until(lambda: own_grammars.fork_server.pid, "it begins")
-    stopped = own_grammars.fork_server.pid
+    wait_until(lambda: own_grammars.processes.fork_server.pid, "it begins")
+    stopped = own_grammars.processes.fork_server.pid
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: own_grammars.fork_server.state == STOPPED, "it is stopped")
+    wait_until(lambda: own_grammars.processes.fork_server.state == STOPPED, "it is stopped")
     keys = [own_grammars.open(Grammar("regex", pattern), []) for pattern in ("a+", "b+", "c+")]
     ready: list[tuple[int, object]] = []
 
@@ -141,7 +141,7 @@ def test_a_stopped_fork_server_is_replaced(own_grammars: GrammarPool, while_it: 
 
     wait_until(have_all, "all are compiled")
     assert dict(ready) == dict.fromkeys(keys)
-    assert own_grammars.fork_server.pid != stopped
+    assert own_grammars.processes.fork_server.pid != stopped
     for key in keys:
         own_grammars.close(key)
 
@@ -149,7 +149,7 @@ def test_a_stopped_fork_server_is_replaced(own_grammars: GrammarPool, while_it: 
 def test_a_stopped_supervisor_of_a_dead_fork_server_is_replaced(own_grammars: GrammarPool) -> None:
     """It starts no other fork server, so no grammar would be compiled again."""
     own_grammars.close(open_request(own_grammars, LETTERS))
-    fork_server = own_grammars.fork_server.pid
+    fork_server = own_grammars.processes.fork_server.pid
     os.kill(parent_of(fork_server), signal.SIGSTOP)
     kill(fork_server, fork_server)
     own_grammars.close(open_request(own_grammars, Grammar("regex", "[0-9]+!")))
@@ -196,7 +196,7 @@ def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
 def test_a_killed_supervisor_is_replaced(own_grammars: GrammarPool) -> None:
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
-    fork_server = own_grammars.fork_server.pid
+    fork_server = own_grammars.processes.fork_server.pid
     kill(parent_of(fork_server), fork_server)
     with pytest.raises(Refused, match="lost the processes") as refused:
         allowed(own_grammars, key, [])
@@ -213,7 +213,7 @@ def test_a_supervisor_that_cannot_be_started_fails_one_request_only(
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
     own_grammars.close(key)
-    fork_server = own_grammars.fork_server.pid
+    fork_server = own_grammars.processes.fork_server.pid
     kill(parent_of(fork_server), fork_server)
 
     def fail(*_: object, **__: object) -> None:
@@ -234,16 +234,18 @@ def test_the_load_time_of_another_fork_server_does_not_count(
     own_grammars: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
-    lost = own_grammars.fork_server.pid
+    lost = own_grammars.processes.fork_server.pid
     kill(lost, lost)
-    wait_until(lambda: own_grammars.fork_server.pid != lost, "another fork server begins")
-    os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)  # it loads when the next request comes
+    wait_until(lambda: own_grammars.processes.fork_server.pid != lost, "another fork server begins")
+    os.kill(
+        own_grammars.processes.fork_server.pid, signal.SIGSTOP
+    )  # it loads when the next request comes
     with monkeypatch.context() as patch:
         patch.setattr(pool, "WAIT_S", 0.1)
         key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
         time.sleep(0.2)
         assert own_grammars.poll() == []
-    os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
+    os.kill(own_grammars.processes.fork_server.pid, signal.SIGCONT)
     wait_for(own_grammars, key)
     own_grammars.close(key)
 
@@ -252,7 +254,7 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: GrammarP
     """SIGKILL, as by the OOM killer. A later request compiles the grammar again."""
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
-    (worker,) = descendants(own_grammars.fork_server.pid)
+    (worker,) = descendants(own_grammars.processes.fork_server.pid)
     kill(worker.number, worker.number)
     with pytest.raises(Refused, match="was killed") as refused:
         allowed(own_grammars, key, [])
@@ -265,7 +267,7 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: GrammarP
 def test_a_stopped_process_is_ended(own_grammars: GrammarPool) -> None:
     """The scheduler waits for the masks, and all its requests with it."""
     key = open_request(own_grammars, LETTERS)
-    (process,) = descendants(own_grammars.fork_server.pid)
+    (process,) = descendants(own_grammars.processes.fork_server.pid)
     os.kill(process.number, signal.SIGSTOP)
     with pytest.raises(Refused, match="does not answer") as refused:
         allowed(own_grammars, key, [])
@@ -276,7 +278,7 @@ def test_a_stopped_process_is_ended(own_grammars: GrammarPool) -> None:
 def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: GrammarPool) -> None:
     key = own_grammars.open(Grammar("regex", BOMB), [])
     wait_until_started(own_grammars)
-    (process,) = descendants(own_grammars.fork_server.pid)
+    (process,) = descendants(own_grammars.processes.fork_server.pid)
     os.kill(process.number, signal.SIGSTOP)
     wait_until(lambda: not (own_grammars.poll() or process.alive), "it has ended")
     wait_until_started(own_grammars)
@@ -285,10 +287,10 @@ def test_a_stopped_compilation_is_ended_and_starts_again(own_grammars: GrammarPo
 
 def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: GrammarPool) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
-    (idle,) = descendants(own_grammars.fork_server.pid)
+    (idle,) = descendants(own_grammars.processes.fork_server.pid)
     keys = [own_grammars.open(Grammar("regex", BOMB), []) for _ in range(2)]
     wait_until_started(own_grammars)
-    (bomb,) = set(descendants(own_grammars.fork_server.pid)) - {idle}
+    (bomb,) = set(descendants(own_grammars.processes.fork_server.pid)) - {idle}
     own_grammars.close(keys[0])
     assert own_grammars.poll() == []
     assert bomb.alive
@@ -351,7 +353,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_once(
     for pattern in ("a", "b"):
         with pytest.raises(Refused, match="this model's tokenizer is not supported"):
             open_request(grammars, Grammar("regex", pattern))
-    assert grammars.fork_server.generation == 1
+    assert grammars.processes.fork_server.generation == 1
     grammars.shut_down()
 
 
@@ -367,11 +369,11 @@ def test_a_broken_installation_is_logged_once_with_its_cause(
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
     grammars = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
     try:
-        grammars.warm_up()
+        grammars.processes.warm_up()
         for pattern in ("a", "b"):
             with pytest.raises(Refused, match="cannot load xgrammar; its log says why"):
                 open_request(grammars, Grammar("regex", pattern))
-        assert grammars.fork_server.generation == 1
+        assert grammars.processes.fork_server.generation == 1
     finally:
         grammars.shut_down()
         FORK_SERVER_LOG.removeHandler(lines)

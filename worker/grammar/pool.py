@@ -1,17 +1,14 @@
-"""The scheduler's side: the grammar workers, and the requests that use or await them.
+"""The scheduler's side: the grammars, and the requests that use or await them.
 
 Only `fill` blocks, for at most the time that a grammar worker may need for one step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import logging
 import math
 import os
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,17 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from mla_router.worker.grammar import supervisor
 from mla_router.worker.grammar.client import GrammarWorker, WorkerLost
 from mla_router.worker.grammar.compile_queues import CompileQueues, Waiting
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.fork_server import DEAD, STOPPED, ForkServer, state_of
 from mla_router.worker.grammar.options import GrammarOptions
+from mla_router.worker.grammar.processes import GrammarProcesses
 from mla_router.worker.grammar.protocol import Row
-from mla_router.worker.grammar.supervisor import Settings, Supervisor
+from mla_router.worker.grammar.supervisor import Settings
+from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Grammar
-
-logger = logging.getLogger(__name__)
 
 # The number of parallel compilations of each queue, and the limit of their CPU time in seconds.
 MAX_QUICK, QUICK_CPU_S = 2, 0.5
@@ -59,13 +54,10 @@ class Answers:
 class GrammarPool:
     """The grammars of one scheduler, each with a process. A request has an integer key here."""
 
-    def __init__(self, settings: Settings, process: Supervisor, control: socket.socket) -> None:
-        self._memory = settings.masks()
+    def __init__(self, processes: GrammarProcesses, memory: MaskMemory) -> None:
+        self.processes = processes
+        self._memory = memory
         self.step = 0  # number of the last `fill` in the memory
-        self.fork_server = ForkServer(settings.fork_server_fd)
-        self._settings = settings
-        self._control = control
-        self._supervisor = process
         # The first one is the least recently used.
         self._workers: OrderedDict[Grammar, GrammarWorker] = OrderedDict()
         self._queues = CompileQueues()
@@ -75,11 +67,6 @@ class GrammarPool:
         self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
         self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
-
-    def warm_up(self) -> None:
-        """Makes the fork server load before the first grammar arrives, which takes seconds."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._control.send(b"+")
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -119,7 +106,8 @@ class GrammarPool:
         opened: list[tuple[int, Problem | None]] = []
         for worker in [worker for worker in self._workers.values() if worker.has_news]:
             opened += self._poll(worker)
-        self._end_stopped()
+        if not all(worker.has_started for worker in self._workers.values()):
+            self.processes.end_stopped()
         self._end_overdue(time.monotonic())
         self._advance_queues()
         opened += self._failed
@@ -181,11 +169,7 @@ class GrammarPool:
         """Ends all processes."""
         for worker in self._workers.values():
             worker.end()
-        self._control.close()
-        self._supervisor.kill()  # the fork server and the grammar workers end with it
-        self._supervisor.wait()
-        for descriptor in (self._settings.masks_fd, self._settings.fork_server_fd):
-            os.close(descriptor)
+        self.processes.shut_down()
 
     def _poll(self, worker: GrammarWorker) -> list[tuple[int, Problem | None]]:
         try:
@@ -233,39 +217,8 @@ class GrammarPool:
             return None
         if len(self._workers) >= MAX_WORKERS and not self._evict_one():
             return None
-        self._replace_lost_supervisor()
-        worker = GrammarWorker(grammar, self._control, self.fork_server, cpu_s)
-        self._workers[grammar] = worker
+        worker = self._workers[grammar] = self.processes.start_worker(grammar, cpu_s)
         return worker
-
-    def _end_stopped(self) -> None:
-        """Ends a fork server that is stopped by a signal while grammars wait for it: the next one reads its orders. Ends a
-        stopped supervisor whose fork server is dead: the orders are lost with it, and the next grammar starts both."""
-        if all(worker.has_started for worker in self._workers.values()):
-            return
-        state = self.fork_server.state
-        if state == STOPPED:
-            logger.error("the grammar fork server is stopped by a signal, and is replaced")
-            self.fork_server.expect_next()
-            self.fork_server.kill()
-        elif state in DEAD and state_of(self._supervisor.pid) == STOPPED:
-            logger.error("the grammar supervisor is stopped by a signal, and is killed")
-            self._supervisor.kill()
-            self._supervisor.wait()
-
-    def _replace_lost_supervisor(self) -> None:
-        if self._supervisor.poll() is None:
-            return
-        logger.error("the grammar supervisor was killed; starting another one")
-        self.fork_server.expect_next()
-        try:
-            process, control = supervisor.replace(self._settings)
-        except OSError as error:  # too many processes, or too little memory
-            # The next order finds the old socket without a reader, and fails alone. The one after it tries again.
-            logger.error("the grammar supervisor cannot be started: %s", error)
-            return
-        self._control.close()
-        self._supervisor, self._control = process, control
 
     def _try_slowly(self, worker: GrammarWorker) -> None:
         """Moves a grammar to the slow queue after its short compilation."""
@@ -291,7 +244,7 @@ class GrammarPool:
 
     def _latest_overdue(self, now: float) -> float:
         """Returns the latest arrival of requests that have waited too long at `now`."""
-        loaded_at = self.fork_server.loaded_at
+        loaded_at = self.processes.fork_server.loaded_at
         if loaded_at is None:
             return now - LOAD_S
         return now - WAIT_S if loaded_at <= now - WAIT_S else -math.inf
@@ -353,5 +306,4 @@ def start(
         masks_fd=masks_fd,
         fork_server_fd=os.memfd_create("fork_server"),
     )
-    os.ftruncate(settings.fork_server_fd, ForkServer.BYTES)
-    return GrammarPool(settings, *supervisor.start(settings))
+    return GrammarPool(GrammarProcesses(settings), settings.masks())

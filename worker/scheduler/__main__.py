@@ -106,7 +106,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
     gc.collect()
     gc.freeze()
     if grammars is not None:
-        grammars.warm_up()  # after the weights, whose loading it would slow down
+        grammars.processes.warm_up()  # after the weights, whose loading it would slow down
     heartbeat.start()
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
