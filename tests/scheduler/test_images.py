@@ -149,7 +149,7 @@ def test_a_batch_is_launched_in_pieces(images: ImageRequests, tower: Tower) -> N
     for seconds, left, launched_s in ((5.0, 1, 4.0), (0.1, 0, 2.0), (5.0, 0, 0.0)):
         assert images.advance(seconds) == []
         assert tower.batches[0][0].layers_left == left
-        assert images.launched_s == launched_s
+        assert images.take_launched_s() == launched_s
     assert len(tower.batches) == 1
     assert run(images, tower) == ["a"]
 

@@ -60,8 +60,7 @@ class ImageRequests:
         self._held = 0  # tokens of all entries
         self._dropped: list[int] = []  # keys whose embeddings the engine still has
         self._batch: Batch | None = None  # in flight
-        # Predicted seconds of the layers that the last `advance` launched before the next step
-        self.launched_s = 0.0
+        self._launched_s = 0.0
 
     def __len__(self) -> int:
         """The number of requests whose images are not encoded yet."""
@@ -84,7 +83,6 @@ class ImageRequests:
     def advance(self, seconds: float) -> list[Request]:
         """Launches layers of the tower that take up to `seconds`, of the running batch or of the next one. Returns the
         requests whose images were encoded since the last call. Raises what the engine raises."""
-        self.launched_s = 0.0
         if self._batch is not None and self._batch.pending.done():
             for entry in self._batch.entries:
                 entry.is_encoded = entry.launched == entry.image.info.num_tiles
@@ -99,9 +97,14 @@ class ImageRequests:
             self._batch = self._begin()
         if self._batch is not None and self._batch.pending.layers_left:
             layers = layers_within(seconds, self._batch.pending)
-            self.launched_s = layers * self._batch.pending.layer_s
+            self._launched_s += layers * self._batch.pending.layer_s
             self._engine.encode_layers(layers)
         return ready
+
+    def take_launched_s(self) -> float:
+        """Returns the predicted seconds of the layers that were launched since the last call."""
+        seconds, self._launched_s = self._launched_s, 0.0
+        return seconds
 
     def fail(self) -> list[Request]:
         """Forgets the images that are being encoded, after an error of `advance`. Returns their requests, which must

@@ -155,7 +155,6 @@ class Scheduler:
             timeout = 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
-        self.images.launched_s = 0.0
         if self.images:
             # In front of the next step. Without steps nobody waits for a piece
             self._encode_images(math.inf if only_preparing else SHARE * self._step_s)
@@ -217,10 +216,10 @@ class Scheduler:
         is none or its launch failed."""
         # With overlap, the previous step is still in flight.
         before, self._step_s = self._step_s, 0.0
+        tower_s = self.images.take_launched_s()
         if step is None:
             return None
-        self._step_s = step.predicted_s
-        step.tower_s = self.images.launched_s
+        self._step_s, step.tower_s = step.predicted_s, tower_s
         self.heartbeat.expect(before + self._step_s)
         try:
             step.forward_output = self.engine.forward(step.plan)
