@@ -10,11 +10,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+import xgrammar
 
+from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.json_schema import prepare
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool, start
+from mla_router.worker.grammar.vocabulary import read_vocabulary
+from mla_router.worker.grammar.xgrammar_backend import Compiler
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import open_request, text, write
 from support.tiny_model import VOCAB_SIZE
@@ -167,6 +171,21 @@ def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
     jsonschema.Draft202012Validator(schema).validate(value)
     assert not MORE_SPACE.search(LITERAL.sub("0", written)), written
     compact.close(key)
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+def test_letters_before_hexadecimal_digits_are_kept(in_tag: bool) -> None:
+    """xgrammar writes é as \\xe9, and reads `\\xe9a` as one letter."""
+    words = [chr(code) + digit for code in range(0x80, 0x180) for digit in "0aF"]
+    schema = {"enum": [*words, "\\xe9a"]}
+    grammar = Grammar("json_schema", json.dumps(schema))
+    if in_tag:
+        tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+        grammar = Grammar("structural_tag", json.dumps(tag))
+    compiled = Compiler(read_vocabulary(SMALL_MODEL, 1024)).compile(grammar)
+    for word in schema["enum"]:
+        written = json.dumps(word, ensure_ascii=False)
+        assert xgrammar.GrammarMatcher(compiled).accept_string(written), word
 
 
 @pytest.mark.parametrize(

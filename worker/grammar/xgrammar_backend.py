@@ -29,6 +29,8 @@ THREADS_AFTER_S = 0.0003  # the time to start the threads; 60 masks of a usual s
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
 _ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
 
+# An escape in the text of a grammar. xgrammar writes é as \xe9, but reads `\xe9a` as one letter.
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 _ERRORS = (RuntimeError, ValueError, TypeError)  # of xgrammar
 
 
@@ -76,7 +78,7 @@ class Compiler:
         grammar = xgrammar.Grammar.from_json_schema(
             json_schema.prepare(schema), any_whitespace=self._any_whitespace
         )
-        return specialize(str(grammar))
+        return _ESCAPE.sub(_with_four_digits, specialize(str(grammar)))
 
     def _structural_tag(self, source: str) -> str:
         """Rewrites the schemas in a structural tag, as those of `json_schema` grammars. Returns the new tag."""
@@ -209,6 +211,10 @@ def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
             matcher.accept(int(choose.choice(allowed)))
             if matcher.is_terminated:
                 break
+
+
+def _with_four_digits(escape: re.Match[str]) -> str:
+    return rf"\u00{escape[1]}" if escape[1] else escape[0]
 
 
 def _reason(error: Exception) -> str:
