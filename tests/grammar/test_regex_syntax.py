@@ -7,10 +7,11 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.grammar.regex_syntax import check_syntax
+from mla_router.worker.grammar.regex_syntax import check_alone, check_syntax
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,42 @@ def test_anchors_within_a_pattern_are_refused(pattern: str) -> None:
 def test_an_unknown_escape_is_refused(letter: str) -> None:
     with pytest.raises(ValueError, match=rf"`\\{letter}` is not supported in a pattern"):
         check_syntax(rf"a\{letter}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        *((pattern, "code of a letter") for pattern in (r"\xe9a", r"[\x5ea]", r"[\u00e9\x46]")),
+        *((pattern, "escaped `\\^`") for pattern in (r"[\^a]", r"[\u005e]", r"a[\x5e-z]")),
+    ],
+)
+def test_codes_and_carets_that_would_be_misread_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        check_alone(pattern)
+
+
+BYTES = xgrammar.TokenizerInfo(
+    ["</s>", *(bytes([byte]) for byte in range(256))], stop_token_ids=[0]
+)
+LETTERS = 'abe9éü^-][\\中. "F'
+SPELLINGS = st.tuples(
+    st.sampled_from(LETTERS),
+    st.sampled_from([re.escape, lambda c: f"\\u{ord(c):04x}", lambda c: f"\\x{ord(c) % 256:02x}"]),
+).map(lambda spelt: spelt[1](spelt[0]))
+CLASSES = st.tuples(st.sampled_from(["", "^"]), st.lists(SPELLINGS, min_size=1, max_size=4)).map(
+    lambda parts: f"[{parts[0]}{''.join(parts[1])}]"
+)
+
+
+@given(
+    st.lists(SPELLINGS | CLASSES, min_size=1, max_size=3).map("".join),
+    st.lists(st.text(LETTERS, max_size=3), max_size=10),
+)
+def test_an_allowed_pattern_is_read_as_by_python(pattern: str, texts: list[str]) -> None:
+    with suppress(ValueError):
+        check_alone(pattern)
+        grammar = xgrammar.GrammarCompiler(BYTES).compile_regex(pattern)
+        for text in texts:
+            matcher = xgrammar.GrammarMatcher(grammar)
+            accepted = matcher.accept_string(text) and matcher.accept_token(0)
+            assert bool(accepted) == bool(re.fullmatch(pattern, text)), text

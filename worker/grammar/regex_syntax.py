@@ -10,12 +10,35 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
+from itertools import chain
 
 # Second characters of the escapes that xgrammar reads as ECMA-262, or refuses by itself
 _KNOWN = frozenset("bBcdDfknpPrsStuvwWx0123456789")
 UNKNOWN = frozenset(string.ascii_letters) - _KNOWN
 # A character class (one that is not closed ends with the text), an escape, the opening of a group, or any other character
 _TOKEN = re.compile(r"\[(?:[^\]\\]|\\.)*\]?|\\.|\((?:\?(?:[:=!]|<[=!]|P?<\w+>))?|.", re.DOTALL)
+# Escapes: xgrammar reads `\xe9a` as one letter, and within a class `\u00e9a` as well, whose letter it writes as `\xe9`
+_CODE = re.compile(r"\\(?:(?P<joined>x[0-9A-Fa-f]{3})|.)", re.DOTALL)
+_CODE_IN_CLASS = re.compile(
+    r"\\(?:(?P<joined>(?:x|u00)(?:[0189A-Fa-f][0-9A-Fa-f]|7[Ff])"
+    r"(?:[0-9A-Fa-f]|\\(?:x|u00)(?:3[0-9]|[46][1-6])))|.)",
+    re.DOTALL,
+)
+# A class that xgrammar reads as that of all other characters
+_ESCAPED_CARET = re.compile(r"\[\\(?:\^|x5e|u005e|u\{0*5e\})", re.IGNORECASE)
+
+
+def check_alone(pattern: str) -> None:
+    """Raises ValueError as `check_syntax`, and for what `json_pattern` rewrites in the pattern of a schema."""
+    check_syntax(pattern)
+    classes = [token[0] for token in _TOKEN.finditer(pattern) if token[0][0] == "["]
+    codes = [*_CODE.finditer(pattern), *chain(*map(_CODE_IN_CLASS.finditer, classes))]
+    if any(code["joined"] for code in codes):
+        raise ValueError(
+            "the code of a letter is not supported before 0-9 or a-f; write the letter"
+        )
+    if any(_ESCAPED_CARET.match(inside) for inside in classes):
+        raise ValueError("an escaped `^` is not supported at the beginning of a class")
 
 
 def check_syntax(pattern: str) -> None:
