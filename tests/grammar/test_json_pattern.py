@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
 import pytest
+import xgrammar
 
 from mla_router.worker.grammar.json_pattern import of_text
 
@@ -38,6 +40,16 @@ def test_a_class_loses_only_escaped_characters(pattern: str) -> None:
         # JSON Schema's expressions are ECMA-262's, whose dot knows one more end of a line
         has = before.fullmatch(character) is not None and not (pattern == "." and character == "\r")
         assert (after.fullmatch(character) is not None) == (has and is_plain), hex(ord(character))
+
+
+@pytest.mark.parametrize("pattern", [r"[\^]b", r"[\^-a]{2}", r"[\^é]{2}", r"[\^\n]a"])
+def test_a_class_that_begins_with_a_caret_is_not_negated(pattern: str) -> None:
+    vocabulary = ["</s>", *(bytes([byte]) for byte in range(256))]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[0]))
+    grammar = compiler.compile_regex(of_text(pattern))
+    for text in map("".join, itertools.product("^_abéx", repeat=2)):
+        accepted = xgrammar.GrammarMatcher(grammar).accept_string(text)
+        assert accepted == bool(re.fullmatch(pattern, text)), text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mla_router.worker.grammar.regex_syntax import UNKNOWN, check_syntax
 Ranges = list[tuple[int, int]]  # inclusive ranges of code points, sorted and disjoint
 
 _LAST = 0x10FFFF
+_CARET = ord("^")
 _UNSAFE: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
 # The classes of ECMA-262, which JSON Schema uses.
 _DIGITS: Ranges = [(ord("0"), ord("9"))]
@@ -164,6 +165,10 @@ def _written(ranges: Ranges) -> str:
     # A class that reaches the last code point is written negated: its text then stays within ASCII.
     if safe[-1][1] == _LAST:
         return "[^" + "".join(map(_range, others)) + "]"
+    # At the beginning of a class xgrammar reads even the code of a caret as a negation.
+    if safe[0][0] == _CARET:
+        rest = [(max(low, _CARET + 1), high) for low, high in safe if high > _CARET]
+        return "[" + "".join(map(_range, rest)) + _range((_CARET, _CARET)) + "]" if rest else r"\^"
     return "[" + "".join(map(_range, safe)) + "]"
 
 
