@@ -88,7 +88,7 @@ def test_mla_decode(heads: int, queries: int, page_size: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("requests", [1, 64, 300])
+@pytest.mark.parametrize("requests", [1, 24, 64, 128, 300])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mla_decode_batches(dtype: torch.dtype, requests: int, out: torch.dtype) -> None:
     """Requests with one part, with several, and parts of several requests."""

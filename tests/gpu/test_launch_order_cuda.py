@@ -17,7 +17,13 @@ from support.tiny_model import CONFIGS, write_tiny_model
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-READERS = ("attend_kernel", "attend_hopper_kernel", "merge_kernel", "_rope_absorb_kernel")
+READERS = (
+    "attend_kernel",
+    "attend_hopper_kernel",
+    "attend_fp8_kernel",
+    "merge_kernel",
+    "_rope_absorb_kernel",
+)
 WRITERS = ("schedule_kernel", "_find", "_look_up_kernel")
 
 

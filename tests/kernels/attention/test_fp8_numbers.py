@@ -218,6 +218,7 @@ def launches_of_other_formats() -> None:
 
 
 def launch_usual(dtype: torch.dtype) -> None:
+    launch_mla(dtype, 16, 8, 1, 64)
     launch_mla(dtype, 16, 64, 1, 64)
     launch_mla(dtype, 128, 64, 1, 64)
     launch_gqa(dtype, 32, 8, 128, 128)
@@ -236,7 +237,7 @@ def check_on_h200(launched: Callable[[], None]) -> None:
     for report in compile_sm90(launched):
         check_fp8(report)
         if report.constants.get("ROWS") == 16:
-            report.check_resident(tiling(16, 64, fp8=True, on=H200).programs_per_sm)
+            report.check_resident(tiling(16, 8, fp8=True, on=H200).programs_per_sm)
 
 
 def launches_on_others() -> None:

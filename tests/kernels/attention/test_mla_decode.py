@@ -224,6 +224,14 @@ def test_tiles_by_the_number_of_requests() -> None:
     assert (many.block_tokens, many.min_blocks) == (32, 2)
 
 
+def test_many_requests_over_an_fp8_cache_take_blocks_in_turns() -> None:
+    turns = {n: tiling(16, n, fp8=True, on=H200).in_turns for n in (1, 24, 25, 128, 129, 300)}
+    assert turns == {1: False, 24: False, 25: True, 128: True, 129: False, 300: False}
+    assert tiling(8, 64, 2, fp8=True, on=H200).in_turns
+    assert not tiling(16, 64, 2, fp8=True, on=H200).in_turns
+    assert not tiling(16, 64, on=H200).in_turns
+
+
 def test_compiled_for_sm_90() -> None:
     check_compiled(launches)
 

@@ -19,7 +19,12 @@ class Tiling:
     programs_per_sm: int  # programs of one multiprocessor: those that fit, unless more were measured to be faster
     pieces: int = 1  # of a latent (MLA), each with its own sum of scores
     min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
-    hopper: bool = False  # of `mla_decode_hopper.py` or `mla_decode_wide.py`
+    hopper: bool = False  # of `mla_decode_hopper.py`, `mla_decode_fp8.py` or `mla_decode_wide.py`
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether this is a tiling of `mla_decode_fp8.py`."""
+        return self.hopper and self.num_stages == IN_TURNS_STAGES
 
     @property
     def wide(self) -> bool:
@@ -42,6 +47,9 @@ class Tiling:
 HOPPER_WIDTHS = (512, 64)
 # Query rows and tokens of `mla_decode_wide.py`, whose `num_warps` are those of one of its warpgroups
 WIDE_ROWS, WIDE_TOKENS = 64, 128
+# Requests of `mla_decode_fp8.py`, and its stages. With fewer requests it loses by a later start, with more of them parts
+# have several requests, between which it pauses.
+IN_TURNS, IN_TURNS_STAGES = range(25, 129), 6
 # Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
 MANY_REQUESTS = 240
 
@@ -74,6 +82,8 @@ def tiling(
 
 def _hopper_candidates(rows: int, requests: int, *, fp8: bool) -> list[Tiling]:
     few = Tiling(16, 64, 4, num_stages=3, programs_per_sm=1, hopper=True)
+    if rows <= 16 and fp8 and requests in IN_TURNS:
+        return [replace(few, num_stages=IN_TURNS_STAGES)]
     if rows <= 16 and fp8:
         # Rows take half the memory, so two programs have large blocks: one computes while the other loads
         return [replace(few, programs_per_sm=2)]

@@ -26,7 +26,7 @@ def ordered(x):
 
 
 @gluon.jit
-def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.constexpr):
+def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.constexpr, zero=0):
     """Returns the products of cached rows, `latents` [TOKENS, 512] and `ropes` [TOKENS, 64], and queries [ROWS, 512 |
     64], as [TOKENS, ROWS] in the layout `of_scores`. A piece of the latent queries has every second run of 16 columns,
     and both kinds of queries are `ordered`."""
@@ -49,7 +49,7 @@ def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.const
         for half in gl.static_range(2):
             keys = halves[half].reshape([TOKENS, 64]).to(gl.float16)
             keys = gl.convert_layout(ordered(keys), operand, assert_trivial=True)
-            queries = latent_queries.index(2 * pair + half).permute((1, 0))
+            queries = latent_queries.index(2 * pair + half + zero).permute((1, 0))
             scores = warpgroup_mma(keys, queries, scores, is_async=True)
             # Registers of an operand are in use until its product ends
             scores, _ = warpgroup_mma_wait(1, deps=[scores, before])
@@ -64,22 +64,51 @@ def fp8_sums(latents, weights, acc):
     rows are in an order of their own (`in_order`)."""
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     TOKENS: gl.constexpr = latents.shape[0]
-    LATENT: gl.constexpr = latents.shape[1]
-    WARPS: gl.constexpr = gl.num_warps()
-    RUNS: gl.constexpr = LATENT // (32 * WARPS)
-    layout: gl.constexpr = columns_layout(LATENT, WARPS)
+    layout: gl.constexpr = columns_layout(latents.shape[1], gl.num_warps())
     before = acc
     for step in gl.static_range(TOKENS // 16):
-        values = latents.slice(step * 16, 16, dim=0).load(layout).to(gl.float16)
-        values = values.permute((1, 0)).reshape([WARPS, RUNS, 8, 2, 2, 16])
-        values = values.permute((1, 3, 0, 4, 2, 5)).reshape([LATENT, 16])
-        values = gl.convert_layout(values, operand, assert_trivial=True)
+        values = _columns(latents.slice(step * 16, 16, dim=0), layout, operand)
         acc = warpgroup_mma(values, weights.slice(step * 16, 16, dim=0), acc, is_async=True)
         if step > 0:
             acc, _ = warpgroup_mma_wait(1, deps=[acc, before])
         before = values
     acc, _ = warpgroup_mma_wait(0, deps=[acc, before])
     return acc
+
+
+@gluon.jit
+def fp8_half_sums(latents, weights, low, high):
+    """Returns the results of `fp8_sums` for the first half of the latents and for the second one. It needs fewer registers:
+    an operand has half of the numbers."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, low.type.layout, 2)
+    TOKENS: gl.constexpr = latents.shape[0]
+    HALF: gl.constexpr = latents.shape[1] // 2
+    layout: gl.constexpr = columns_layout(HALF, gl.num_warps())
+    others = high
+    for step in gl.static_range(TOKENS // 16):
+        rows = latents.slice(step * 16, 16, dim=0)
+        of_rows = weights.slice(step * 16, 16, dim=0)
+        values = _columns(rows.slice(0, HALF, dim=1), layout, operand)
+        low = warpgroup_mma(values, of_rows, low, is_async=True)
+        if step > 0:
+            high, _ = warpgroup_mma_wait(1, deps=[high, others])
+        others = _columns(rows.slice(HALF, HALF, dim=1), layout, operand)
+        high = warpgroup_mma(others, of_rows, high, is_async=True)
+        low, _ = warpgroup_mma_wait(1, deps=[low, values])
+    high, _ = warpgroup_mma_wait(0, deps=[high, others])
+    return low, high
+
+
+@gluon.jit
+def _columns(rows, layout: gl.constexpr, operand: gl.constexpr):
+    """Returns transposed cached rows [16, LATENT] as an operand [LATENT, 16], in the order of `fp8_sums`."""
+    LATENT: gl.constexpr = rows.shape[1]
+    WARPS: gl.constexpr = gl.num_warps()
+    RUNS: gl.constexpr = LATENT // (32 * WARPS)
+    values = rows.load(layout).to(gl.float16)
+    values = values.permute((1, 0)).reshape([WARPS, RUNS, 8, 2, 2, 16])
+    values = values.permute((1, 3, 0, 4, 2, 5)).reshape([LATENT, 16])
+    return gl.convert_layout(values, operand, assert_trivial=True)
 
 
 @gluon.jit

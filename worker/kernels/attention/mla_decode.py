@@ -26,6 +26,7 @@ from mla_router.worker.kernels.attention.merge_parts import (
     merge_parts,
     partial_results,
 )
+from mla_router.worker.kernels.attention.mla_decode_fp8 import attend_fp8_kernel
 from mla_router.worker.kernels.attention.mla_decode_hopper import attend_hopper_kernel
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.mla_decode_wide import attend_wide_kernel
@@ -266,6 +267,10 @@ def _attend(
     grid = (schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)
     if tiling.wide:
         attend_wide_kernel[grid](*arguments, **options, SETTLED=settled)
+    elif tiling.in_turns:
+        attend_fp8_kernel[grid](
+            *arguments, **options, STAGES=tiling.num_stages - 1, SETTLED=settled
+        )
     elif tiling.hopper:
         attend_hopper_kernel[grid](
             *arguments,

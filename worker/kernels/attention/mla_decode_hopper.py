@@ -159,11 +159,11 @@ def attend_hopper_kernel(
             sums = in_order(acc)
         if is_whole and not PREFIX:
             place = request.to(gl.int64) * ALL_ROWS
-            _store(out + place * LATENT, sums, first_row, ALL_ROWS)
+            store_columns(out + place * LATENT, sums, first_row, ALL_ROWS, LATENT)
         else:
             # Parts and requests only grow from piece to piece: their sum is the piece's index
             place = (part + request).to(gl.int64) * ALL_ROWS
-            _store(partial_out + place * LATENT, sums, first_row, ALL_ROWS)
+            store_columns(partial_out + place * LATENT, sums, first_row, ALL_ROWS, LATENT)
             lse = maximum + gl.log2(total_weight)
             gl.store(partial_lse + place + column, lse, mask=column < ALL_ROWS)
         request += 1
@@ -299,29 +299,36 @@ def pages_of_rows(pages, block, tokens, length, PAGE_SIZE: gl.constexpr):
 
 @gluon.jit
 def copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE: gl.constexpr):
-    """Starts to copy a block's rows as one group of copies, which is empty from the block `last` on. Rows beyond the end
-    belong to another request or to none, and may be NaN: zeros are copied instead."""
+    """Starts to copy a block's rows as one group of copies, which is empty from the block `last` on."""
     if block < last:
-        LATENT: gl.constexpr = latents.shape[1]
-        ROPE: gl.constexpr = ropes.shape[1]
-        columns: gl.constexpr = gl.SliceLayout(0, tokens.type.layout.parent)
-        at = block * tokens.shape[0] + tokens
-        row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
-        rows = cache + gl.expand_dims(row * (LATENT + ROPE), 1)
-        exists = gl.expand_dims(at < length, 1)
-        latent = gl.expand_dims(gl.arange(0, LATENT, layout=columns), 0)
-        async_copy.async_copy_global_to_shared(latents, rows + latent, mask=exists)
-        rope = gl.expand_dims(LATENT + gl.arange(0, ROPE, layout=columns), 0)
-        async_copy.async_copy_global_to_shared(ropes, rows + rope, mask=exists)
+        put_rows(cache, page, (latents, ropes), block, tokens, length, PAGE_SIZE)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _store(out, sums, first_row, ALL_ROWS: gl.constexpr):
+def put_rows(cache, page, room, block, tokens, length, PAGE_SIZE: gl.constexpr):
+    """Starts to copy a block's rows. Rows beyond the end belong to another request or to none, and may be NaN: zeros are
+    copied instead."""
+    latents, ropes = room
+    LATENT: gl.constexpr = latents.shape[1]
+    ROPE: gl.constexpr = ropes.shape[1]
+    columns: gl.constexpr = gl.SliceLayout(0, tokens.type.layout.parent)
+    at = block * tokens.shape[0] + tokens
+    row = page.to(gl.int64) * PAGE_SIZE + at % PAGE_SIZE
+    rows = cache + gl.expand_dims(row * (LATENT + ROPE), 1)
+    exists = gl.expand_dims(at < length, 1)
+    latent = gl.expand_dims(gl.arange(0, LATENT, layout=columns), 0)
+    async_copy.async_copy_global_to_shared(latents, rows + latent, mask=exists)
+    rope = gl.expand_dims(LATENT + gl.arange(0, ROPE, layout=columns), 0)
+    async_copy.async_copy_global_to_shared(ropes, rows + rope, mask=exists)
+
+
+@gluon.jit
+def store_columns(out, sums, first_row, ALL_ROWS: gl.constexpr, WIDTH: gl.constexpr):
     """Writes the columns of sums [LATENT, ROWS] as the rows of a request from `first_row` on."""
     layout: gl.constexpr = sums.type.layout
     latent = gl.expand_dims(gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, layout)), 1)
     row = first_row + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout))
     row = gl.expand_dims(row, 0)
-    at = out + row * sums.shape[0] + latent
+    at = out + row * WIDTH + latent
     gl.store(at, sums.to(out.dtype.element_ty), mask=row < ALL_ROWS)

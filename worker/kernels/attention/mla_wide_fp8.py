@@ -16,13 +16,12 @@ from mla_router.worker.kernels.attention.fp8_numbers import operand
 from mla_router.worker.kernels.attention.mla_wide_rows import (
     ROWS,
     TOKENS,
-    own_part,
     own_rows,
     pages_of_pair,
     pair_at,
-    piece_of,
     queries_at,
 )
+from mla_router.worker.kernels.attention.mla_work import own_part, piece_of
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 PIECE = gl.constexpr(64)  # columns
@@ -61,7 +60,7 @@ def convert_pieces(
     _part, request, position, end = own_part(work, ROW_BLOCKS)
     step, fills = 0, 0
     while position < end:
-        length, table, first, last, _ = piece_of(work, request, position, end)
+        length, table, first, last, _ = piece_of(work, request, position, end, 2 * TOKENS)
         length = gl.minimum(length, last * (2 * TOKENS))
         pages = pages_of_pair(table, 2 * first, tokens, length, PAGE_SIZE)
         if SETTLED:

@@ -1,4 +1,4 @@
-"""The warpgroup of `mla_decode_wide.py` that copies queries and cached rows, and the pieces of a program's part."""
+"""The warpgroup of `mla_decode_wide.py` that copies queries and cached rows."""
 
 from __future__ import annotations
 
@@ -7,39 +7,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from mla_router.worker.kernels.attention.decode_parts import part_of, piece_at
 from mla_router.worker.kernels.attention.mla_decode_hopper import pages_of_rows
+from mla_router.worker.kernels.attention.mla_work import own_part, piece_of
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 TOKENS = gl.constexpr(64)  # of a tile: columns of the first product
 ROWS = gl.constexpr(64)  # query rows of both products
 COPIERS = gl.constexpr(128)  # threads that copy
-
-
-@gluon.jit
-def own_part(work, ROW_BLOCKS: gl.constexpr):
-    """Returns this program's part, and `part_of` it. Neighbouring programs share a part, and its KV rows in L2."""
-    _, _, _, _, block_starts, first_requests, part_size, num_requests, _ = work
-    part = gl.program_id(0) // ROW_BLOCKS
-    request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
-    return part, request, position, end
-
-
-@gluon.jit
-def piece_of(work, request, position, end):
-    page_table, slots, lengths, skipped, block_starts, _, _, _, page_table_stride = work
-    return piece_at(
-        position,
-        end,
-        request,
-        block_starts,
-        lengths,
-        slots,
-        page_table,
-        page_table_stride,
-        skipped,
-        2 * TOKENS,
-    )
 
 
 @gluon.jit
@@ -89,7 +63,7 @@ def copy_pieces(
     _part, request, position, end = own_part(work, ROW_BLOCKS)
     step, pieces = 0, 0
     while position < end:
-        length, table, first, last, _ = piece_of(work, request, position, end)
+        length, table, first, last, _ = piece_of(work, request, position, end, 2 * TOKENS)
         pages = pages_of_pair(table, 2 * first, tokens, length, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()

@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from mla_router.worker.kernels.attention.mla_wide_rows import ROWS, TOKENS, own_part, piece_of
+from mla_router.worker.kernels.attention.mla_wide_rows import ROWS, TOKENS
+from mla_router.worker.kernels.attention.mla_work import own_part, piece_of
 from mla_router.worker.kernels.attention.scaled_sums import scaled, settled
 from mla_router.worker.kernels.pdl import wait_for_previous
 
@@ -41,7 +42,7 @@ def _scores(rows, queries, tile: gl.constexpr, step, of_scores: gl.constexpr):
     latents, ropes, full, _ = rows
     latent_queries, rope_queries, _ = queries
     scores = gl.zeros([ROWS, TOKENS], gl.float32, of_scores)
-    at = _unknown_zero(step)
+    at = unknown_zero(step)
     _wait_full(full, 3 * tile, step)
     scores = warpgroup_mma(
         latent_queries.index(tile + at),
@@ -64,7 +65,7 @@ def _scores(rows, queries, tile: gl.constexpr, step, of_scores: gl.constexpr):
 
 
 @gluon.jit
-def _unknown_zero(step):
+def unknown_zero(step):
     """Returns 0 as a number that the compiler does not know. Otherwise it computes the descriptors of all products once,
     before the loop, and has no registers for them."""
     return gl.inline_asm_elementwise(
@@ -140,7 +141,7 @@ def tile_sums(
         wait_for_previous()
     step, pieces = 0, 0
     while position < end:
-        length, _, first, last, is_whole = piece_of(work, request, position, end)
+        length, _, first, last, is_whole = piece_of(work, request, position, end, 2 * TOKENS)
         visible, least = length, length - QUERIES + 1
         if not PREFIX:
             visible = gl.expand_dims(length - QUERIES + 1 + row // HEADS, 1)
@@ -151,7 +152,7 @@ def tile_sums(
         if first < last:
             mbarrier.wait(query_barriers.index(0), pieces & 1)
             for block in range(first, last):
-                at = _unknown_zero(step)
+                at = unknown_zero(step)
                 scores = _scores(rows, queries, TILE, step, of_scores)
                 if block + 1 == last:
                     _release(query_barriers.index(1))
@@ -177,7 +178,7 @@ def tile_sums(
 @gluon.jit
 def _add_first(acc, maximum, total, scores, seen, rows, exchange, step, at):
     """Adds a pair of tiles to the first half of the columns. Returns acc, maximum and total. `scores` [ROWS, TOKENS] are
-    those of the first tile, `seen` the arguments of `_softmax` after the maximum. `at`: `_unknown_zero`."""
+    those of the first tile, `seen` the arguments of `_softmax` after the maximum. `at`: `unknown_zero`."""
     latents, _, full, empty = rows
     weights, maxima, _, given, _ = exchange
     first_token, visible, least, scale_log2 = seen
