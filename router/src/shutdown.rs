@@ -100,10 +100,8 @@ impl Gate {
         self.close();
         let emptied = async {
             loop {
+                // Made before the test: from now on it is woken, also by a notification before its first poll.
                 let emptied = self.state.emptied.notified();
-                tokio::pin!(emptied);
-                // Registered before the test: a notification in between would be lost otherwise.
-                emptied.as_mut().enable();
                 if self.in_flight() == 0 {
                     return;
                 }

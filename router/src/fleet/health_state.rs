@@ -91,10 +91,8 @@ impl HealthState {
 
     /// Resolves when the worker is lost; at once if it is lost already.
     pub(super) async fn lost(&self) {
+        // Made before the test: from now on it is woken, also by a notification before its first poll.
         let gone = self.gone.notified();
-        tokio::pin!(gone);
-        // Registered before the test: a notification in between would be lost otherwise.
-        gone.as_mut().enable();
         if !self.lost.load(Ordering::SeqCst) {
             gone.await;
         }

@@ -133,10 +133,8 @@ impl Registry {
     /// Resolves when `holds` is true of the workers; at once if it is true now.
     pub async fn wait_until(&self, holds: impl Fn(&[Arc<Replica>]) -> bool) {
         loop {
+            // Made before the test: from now on it is woken, also by a notification before its first poll.
             let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // Registered before the test: a notification in between would be lost otherwise.
-            changed.as_mut().enable();
             if holds(&self.replicas()) {
                 return;
             }
