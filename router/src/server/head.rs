@@ -83,7 +83,11 @@ fn to_parts(request: &Request<'_, '_>, bytes: &Bytes) -> Result<Box<Parts>, Erro
     let target = bytes.slice_ref(request.path.unwrap_or_default().as_bytes());
     parts.uri = Uri::from_maybe_shared(target).map_err(|_| Error::BadHead(TARGET))?;
     parts.version = if request.version == Some(1) { Version::HTTP_11 } else { Version::HTTP_10 };
-    parts.headers = to_map(request.headers, bytes, ROOM).map_err(Error::BadHead)?;
+    // A worker gets the length of the body that the router has read, so this one would only be removed again.
+    let kept = |field: &&Header<'_>| !field.name.eq_ignore_ascii_case("content-length");
+    let capacity = request.headers.len() + ROOM;
+    let headers = to_map(request.headers.iter().filter(kept), bytes, capacity);
+    parts.headers = headers.map_err(Error::BadHead)?;
     Ok(parts)
 }
 

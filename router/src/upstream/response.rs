@@ -61,7 +61,7 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
             continue;
         }
         let fields = Fields::read(response.headers);
-        let headers = to_map(response.headers, unread, ROOM)?;
+        let headers = to_map(response.headers.iter(), unread, response.headers.len() + ROOM)?;
         let reason = response.reason.filter(|reason| Some(*reason) != status.canonical_reason());
         let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
         let has_no_body = to_head

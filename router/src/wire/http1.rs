@@ -51,14 +51,14 @@ pub(crate) fn poll_fill(
     polled.map_ok(|count| count > 0)
 }
 
-/// The fields as a map with room for `more`. Their values stay in `bytes`, where they were parsed. Fails with the
-/// defect of a malformed field.
-pub(crate) fn to_map(
-    fields: &[httparse::Header<'_>],
+/// The fields as a map of `capacity`. Their values stay in `bytes`, where they were parsed. Fails with the defect of a
+/// malformed field.
+pub(crate) fn to_map<'a>(
+    fields: impl Iterator<Item = &'a httparse::Header<'a>>,
     bytes: &Bytes,
-    more: usize,
+    capacity: usize,
 ) -> Result<HeaderMap, &'static str> {
-    let mut headers = HeaderMap::with_capacity(fields.len() + more);
+    let mut headers = HeaderMap::with_capacity(capacity);
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| "a malformed name")?;
         let value = HeaderValue::from_maybe_shared(bytes.slice_ref(field.value));
