@@ -169,7 +169,7 @@ class GroupStep:
 
     rows: tuple[int, ...]  # `StepPlan.num_tokens` of each DP rank; 0: the rank is idle
     decode: bool  # whether the step of each rank fits a decode graph (`engine/runners/choose.py`)
-    feeds_drafter: bool = False  # whether that of any rank does
+    feeds_drafter: bool = False  # whether the step of any rank feeds the drafter
     draft_slots: int = 0  # largest `StepPlan.draft_slots` of a rank
 
 

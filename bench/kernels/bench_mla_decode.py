@@ -76,6 +76,7 @@ FP8_CANDIDATES = [
     *(Tiling(32, 32, 8, stages, 1, 2) for stages in (3, 4)),
     *(Tiling(64, tokens, 8, 2, 1, 2) for tokens in (32, 64)),
     Tiling(16, 64, 4, 3, 2, hopper=True),
+    Tiling(16, 64, 4, 6, 1, hopper=True),
     Tiling(16, 64, 8, 5, 1, hopper=True),
     *(Tiling(rows, 128, 8, 3, 1, hopper=True) for rows in (16, 32)),
     *(Tiling(rows, 64, 8, 4, 1, hopper=True) for rows in (32, 64)),

@@ -29,7 +29,7 @@ def ordered(x):
 def fp8_scores(latents, ropes, latent_queries, rope_queries, of_scores: gl.constexpr, zero=0):
     """Returns the products of cached rows, `latents` [TOKENS, 512] and `ropes` [TOKENS, 64], and queries [ROWS, 512 |
     64], as [TOKENS, ROWS] in the layout `of_scores`. A piece of the latent queries has every second run of 16 columns,
-    and both kinds of queries are `ordered`."""
+    and both kinds of queries are `ordered`. `zero`: `unknown_zero`, for a caller with few registers."""
     operand: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
     TOKENS: gl.constexpr = latents.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
