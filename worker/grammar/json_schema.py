@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from mla_router.worker.grammar import json_pattern
 from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
+from mla_router.worker.grammar.schema.formats import PATTERNS
 from mla_router.worker.grammar.schema.rewrite import Rewriter
 from mla_router.worker.grammar.schema.values import Inexact
 
@@ -130,6 +131,8 @@ def _finish(part: dict[str, Any]) -> None:
         part["items"] = True
     if "prefixItems" in part:  # xgrammar refuses `true` there
         part["prefixItems"] = [{} if item is True else item for item in part["prefixItems"]]
+    if isinstance(named := part.get("format"), str) and named in PATTERNS:
+        part["pattern"] = PATTERNS[part.pop("format")]
     if "pattern" in part:
         part["pattern"] = json_pattern.of_text(part["pattern"])
     if "patternProperties" in part:
