@@ -1,8 +1,8 @@
-r"""Refuses regular expressions that xgrammar reads in another way than regular expressions are read.
+r"""Refuses or rewrites regular expressions that xgrammar reads in another way than regular expressions are read.
 
 It ignores `^` and `$` within an expression, so that `a^b` would allow `ab`, and reads an escape that it does not know,
 such as `\A` or `\Z`, as the letter itself. An expression has to match a whole text, so that `^` at its beginning and `$`
-at its end have no effect.
+at its end have no effect. Its `.` matches ends of lines.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _CODE_IN_CLASS = re.compile(
 )
 # A class that xgrammar reads as that of all other characters
 _ESCAPED_CARET = re.compile(r"\[\\(?:\^|x5e|u005e|u\{0*5e\})", re.IGNORECASE)
+_NO_LINE_END = r"[^\n\r\u2028\u2029]"  # `.` of ECMA-262
 
 
-def check_alone(pattern: str) -> None:
-    """Raises ValueError as `check_syntax`, and for what `json_pattern` rewrites in the pattern of a schema."""
+def prepare(pattern: str) -> str:
+    """Returns an expression for xgrammar. Raises ValueError as `check_syntax`, and for codes and classes that only
+    `json_pattern` rewrites, in the pattern of a schema."""
     check_syntax(pattern)
-    classes = [token[0] for token in _TOKEN.finditer(pattern) if token[0][0] == "["]
+    tokens = [token[0] for token in _TOKEN.finditer(pattern)]
+    classes = [token for token in tokens if token[0] == "["]
     codes = [*_CODE.finditer(pattern), *chain(*map(_CODE_IN_CLASS.finditer, classes))]
     if any(code["joined"] for code in codes):
         raise ValueError(
@@ -39,6 +42,7 @@ def check_alone(pattern: str) -> None:
         )
     if any(_ESCAPED_CARET.match(inside) for inside in classes):
         raise ValueError("an escaped `^` is not supported at the beginning of a class")
+    return "".join(_NO_LINE_END if token == "." else token for token in tokens)
 
 
 def check_syntax(pattern: str) -> None:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from mla_router.worker.grammar import json_schema
+from mla_router.worker.grammar import json_schema, regex_syntax
 from mla_router.worker.grammar.blanks import BlankRun, BlankTokens
 from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
-from mla_router.worker.grammar.regex_syntax import check_alone
 from mla_router.worker.grammar.specialize import specialize
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
@@ -65,8 +64,7 @@ class Compiler:
                 case "json_schema":
                     return compiler.compile_grammar(self._of_schema(source))
                 case "regex":
-                    check_alone(source)
-                    return compiler.compile_regex(source)
+                    return compiler.compile_regex(regex_syntax.prepare(source))
                 case "ebnf":
                     return compiler.compile_grammar(source)
                 case "structural_tag":
@@ -112,7 +110,7 @@ class Compiler:
                 node.clear()
                 node |= {"type": "grammar", "grammar": grammar}
             if node.get("type") == "regex" and isinstance(pattern := node.get("pattern"), str):
-                check_alone(pattern)
+                node["pattern"] = regex_syntax.prepare(pattern)
             for key, value in node.items():
                 if key == "json_schema":
                     node[key] = json.loads(json_schema.prepare(json.dumps(value)))
