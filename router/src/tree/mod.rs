@@ -105,7 +105,11 @@ impl PrefixTree {
             shard.insert(&key.blocks[..fitting], tenant, tick, &tenants);
         // In this order: another thread that sees the excess must find the oldest blocks.
         quota.set_oldest(index, shard.oldest(tenant));
-        quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
+        let added = fitting as u64 - held;
+        // A prompt that was there writes nothing: the count stays in the caches of the other threads.
+        if added > 0 {
+            quota.used.fetch_add(added, Ordering::Relaxed);
+        }
         drop(shard); // the oldest blocks may be in another shard
         self.evict_excess(&tenants, tenant, fitting as u64 + EVICTION_BATCH);
         InsertReceipt { held: held as u32, last_used, tick }

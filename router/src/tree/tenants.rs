@@ -54,7 +54,10 @@ impl Quota {
 
     pub(super) fn set_oldest(&self, shard: usize, tick: Option<LruTick>) {
         let tick = tick.map_or(NEVER, |tick| u64::from(tick.0));
-        self.oldest[shard].store(tick, Ordering::Relaxed);
+        // Usually it is the same, and other threads keep it in their caches.
+        if self.oldest[shard].load(Ordering::Relaxed) != tick {
+            self.oldest[shard].store(tick, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn oldest(&self, shard: usize) -> Option<LruTick> {
