@@ -18,14 +18,14 @@ use tokio::{
 
 /// Maximum number of threads. 100,000 requests a second keep fewer busy, and the other cores of a GPU host belong
 /// to the workers.
-pub(crate) const MAX_CORES: usize = 16;
+const MAX_CORES: usize = 16;
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The number of this thread, from 1 to [`MAX_CORES`]; 0 for other threads.
-pub(crate) fn current() -> usize {
+fn current() -> usize {
     NUMBER.get()
 }
 

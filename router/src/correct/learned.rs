@@ -85,8 +85,9 @@ pub struct Report {
 }
 
 /// The learned state of one worker. While the tree evicts, the choice of a worker does not wait for a lock
-/// here.
+/// here. Each request takes the lock, so it has cache lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct LearnedCache {
     state: Mutex<State>,
     /// Held while the worker's share of the tree changes. Taken before `state`.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use crate::metrics::labels;
+use crate::{cores::PerCore, metrics::labels};
 
 labels! {
     /// The phase of a worker. Only a healthy worker is in rotation.
@@ -36,8 +36,9 @@ pub(super) struct HealthState {
     phase: AtomicU8,
     /// Whether the worker is dead or frozen: a first byte will not come.
     lost: AtomicBool,
-    /// Notified when `lost` becomes true.
-    gone: Notify,
+    /// Notified when `lost` becomes true. Each request on the worker writes it, and the entries of its neighbours in the
+    /// list: so each thread has its own, and the phase stays in the caches of all.
+    gone: PerCore<Notify>,
     /// Notified when a health check is due now.
     probe: Notify,
 }
@@ -47,7 +48,7 @@ impl HealthState {
         Self {
             phase: AtomicU8::new(Phase::Starting as u8),
             lost: AtomicBool::new(false),
-            gone: Notify::new(),
+            gone: PerCore::default(),
             probe: Notify::new(),
         }
     }
@@ -82,7 +83,7 @@ impl HealthState {
     /// Marks the worker as lost and wakes the requests that wait for a first byte.
     pub(super) fn abort_waiters(&self) {
         self.lost.store(true, Ordering::SeqCst);
-        self.gone.notify_waiters();
+        self.gone.iter().for_each(Notify::notify_waiters);
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -92,7 +93,7 @@ impl HealthState {
     /// Resolves when the worker is lost; at once if it is lost already.
     pub(super) async fn lost(&self) {
         // Made before the test: from now on it is woken, also by a notification before its first poll.
-        let gone = self.gone.notified();
+        let gone = self.gone.own().notified();
         if !self.lost.load(Ordering::SeqCst) {
             gone.await;
         }

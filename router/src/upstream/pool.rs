@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::{Connection, Dialer, UpstreamError};
-use crate::{cores, upstream::address::WorkerAddress};
+use crate::{cores::PerCore, upstream::address::WorkerAddress};
 
 /// Pause before the next attempt when the limit on open files is reached.
 const FILES_PAUSE: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub struct Pool {
     idle_timeout: Duration,
     /// Idle connections by the thread that has opened them, because its runtime polls them. Last in, first out, so
     /// that the others time out. Locked for a push or a pop, never across I/O.
-    idle: [Mutex<Vec<Idle>>; cores::MAX_CORES + 1],
+    idle: PerCore<Mutex<Vec<Idle>>>,
     /// The connections of HTTP/2: one, or more if the worker limits the streams of each.
     shared: Mutex<Vec<Connection>>,
     /// Locked while one task opens a shared connection.
@@ -60,17 +60,13 @@ impl Pool {
         &self.host_header
     }
 
-    fn idle(&self) -> &Mutex<Vec<Idle>> {
-        &self.idle[cores::current()]
-    }
-
     /// Takes an open connection, if there is one.
     pub fn checkout(&self, now: Instant) -> Option<Connection> {
         if self.dialer.shares() {
             return self.shared.lock().iter().find_map(Connection::share);
         }
         loop {
-            let Idle { mut connection, since } = self.idle().lock().pop()?;
+            let Idle { mut connection, since } = self.idle.own().lock().pop()?;
             if now.saturating_duration_since(since) < self.idle_timeout && connection.is_reusable()
             {
                 return Some(connection);
@@ -123,13 +119,13 @@ impl Pool {
     /// worker has closed it is seen at the next checkout or sweep.
     pub fn checkin(&self, connection: Connection, now: Instant) {
         if connection.is_idle() {
-            self.idle().lock().push(Idle { connection, since: now });
+            self.idle.own().lock().push(Idle { connection, since: now });
         }
     }
 
     /// Closes connections that were idle for too long. `checkout` does not reach the oldest ones.
     pub fn sweep(&self) {
-        for idle in &self.idle {
+        for idle in self.idle.iter() {
             idle.lock().retain_mut(|idle| {
                 idle.since.elapsed() < self.idle_timeout && idle.connection.is_reusable()
             });
