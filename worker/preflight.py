@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 from pathlib import Path
 
 from mla_router.worker.bounded_file import check_bounded
@@ -19,11 +20,13 @@ from mla_router.worker.tokenizer_files import MalformedError, read_chat_template
 # largest published tokenizer.json have some 30 MB.
 _TEXTS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*.jinja")
 _MAX_TEXT_BYTES = 256 << 20
+MIN_OPEN_FILES = 128
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, files of its folders, division of heads, context length, quantization, chat template, folders for
+    """Checks limits of the process, model, files of its folders, division of heads, context length, quantization, chat template, folders for
     records and GPU of a config with local folders. Raises ConfigError."""
+    _check_process()
     folders = {
         config.draft_folder: "--speculative-draft-model-path",
         config.tokenizer_folder: "--tokenizer-path",
@@ -57,6 +60,20 @@ def check(config: WorkerConfig) -> None:
             _check_writable(flag, Path(written))
     if config.device != "cpu":
         _check_gpu(config.device, config.base_gpu_id + len(config.ranks_here) - 1, count_gpus())
+
+
+def _check_process() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
+        raise ConfigError(
+            f"at most {most} open files are allowed, but a worker needs {MIN_OPEN_FILES}; raise the hard limit, as by `ulimit -n`"
+        )
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the working directory has been deleted; change to another one"
+        ) from error
 
 
 def _check_texts(flag: str, folder: Path) -> None:

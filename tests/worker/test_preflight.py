@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,25 @@ def test_a_folder_for_files_is_made_and_must_be_writable(
     message = f"--{flag.replace('_', '-')} {folder}: Permission denied; give a folder"
     with pytest.raises(ConfigError, match=message):
         preflight.check(config)
+
+
+def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    with pytest.raises(ConfigError, match=r"at most 32 open files .* by `ulimit -n`"):
+        preflight.check(WorkerConfig())
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, resource.RLIM_INFINITY))
+    preflight.check(WorkerConfig())
+
+
+def test_a_deleted_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ConfigError, match="working directory has been deleted"):
+        preflight.check(WorkerConfig())
 
 
 def test_each_folder_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
