@@ -73,6 +73,18 @@ def test_a_head_that_the_router_accepts_is_read(worker: FakeWorker) -> None:
         assert statuses(talk(worker, head + b" HTTP/1.1\r\n" + fields + b"\r\n\r\n")) == [b"200"]
 
 
+@pytest.mark.parametrize(
+    ("expected", "answers"), [(b"100-Continue", [b"100", b"200"]), (b"caf\xe9", [b"200"])]
+)
+def test_unknown_expectations_are_ignored(
+    worker: FakeWorker, expected: bytes, answers: list[bytes]
+) -> None:
+    fields = b"Content-Type: application/json\r\nConnection: close\r\nExpect: " + expected
+    length = b"\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    head = HEAD.replace(b"Host: x", b"Host: localhost")
+    assert statuses(talk(worker, head + fields + length + BODY)) == answers
+
+
 def test_a_broken_chunk_ends_the_request(worker: FakeWorker) -> None:
     head = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert statuses(talk(worker, head + b"ZZ\r\n" + BODY + b"\r\n0\r\n\r\n")) == [b"400"]

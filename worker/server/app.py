@@ -17,6 +17,7 @@ from mla_router.worker.server.errors import (
 from mla_router.worker.server.http.access import check_access
 from mla_router.worker.server.http.json_response import error_response, json_response
 from mla_router.worker.server.http.parsed_body import IGNORED_FIELDS, IgnoredFields
+from mla_router.worker.server.http.protocol import continue_upload
 from mla_router.worker.server.http.route import ROUTED, Handler
 from mla_router.worker.server.http.turns import TURNS, Turns
 from mla_router.worker.server.request_names import trace_of
@@ -47,7 +48,10 @@ def make_app(state: ServerState) -> web.Application:
     app[ROUTED] = ROUTES
     app[IGNORED_FIELDS] = IgnoredFields()
     app.on_response_prepare.append(_add_headers)
-    app.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
+    for route in ROUTES:
+        app.router.add_route(
+            route.method, route.path, route.handler, expect_handler=continue_upload
+        )
     return app
 
 

@@ -1,11 +1,19 @@
-"""Errors that the HTTP library finds before the application gets a request."""
+"""What the HTTP library would answer by itself, before a handler gets the request."""
 
 from __future__ import annotations
 
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 
 from mla_router.worker.server.errors import of_status
 from mla_router.worker.server.http.json_response import json_response
+
+
+async def continue_upload(request: web.Request) -> None:
+    """Asks for the body with 100 Continue if the client waits for that. Other expectations are ignored, as by the router."""
+    waits = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    if waits and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
 
 
 class Protocol(web.RequestHandler):
