@@ -295,6 +295,7 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [[]]}, "input_ids"),
         ({"input_ids": [1, [2]]}, "input_ids"),
+        ({"input_ids": ["1"]}, "input_ids[0]"),
         ({"input_ids": [4096]}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": [10**30]}, "input_ids"),

@@ -22,7 +22,6 @@ from mla_router.worker.server.media.source import Kind, Source
 from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
-from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.schema.native import (
     GenerateRequest,
     NativeMedia,
@@ -145,9 +144,7 @@ async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[i
     if body.input_ids is not None:
         prompts = await read_prompts(service, body.input_ids, "input_ids")
         return prompts, isinstance(body.input_ids[0], int)
-    # A list of strings is a list of prompt items, which the type checker cannot see.
-    texts = cast("str | PromptItems", body.text)
-    return await read_prompts(service, texts, "text"), isinstance(texts, str)
+    return await read_prompts(service, body.text, "text"), isinstance(body.text, str)
 
 
 async def _with_media(

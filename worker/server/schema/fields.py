@@ -11,7 +11,7 @@ from mla_router.worker.server.schema.response_format import ResponseFormat
 from mla_router.worker.server.schema.structured_outputs import StructuredOutputs
 from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
-PromptItems = list[str | int | list[int]]
+PromptItem = str | int | list[int]
 
 
 class SamplingFields(UnsupportedFields, kw_only=True):

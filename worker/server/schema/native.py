@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.schema.continuation import Continuation
-from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
+from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
 # data: URLs, URLs or base64: of one prompt, or a list for each of several
@@ -24,7 +24,7 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
     """The body of /generate."""
 
     text: str | list[str] | None = None
-    input_ids: PromptItems | None = None
+    input_ids: list[int | list[int]] | None = None
     sampling_params: NativeSamplingFields | None = None
     stream: bool | None = None
     return_logprob: bool | None = None

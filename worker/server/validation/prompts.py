@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidField, MissingField
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
-from mla_router.worker.server.schema.fields import PromptItems
+from mla_router.worker.server.schema.fields import PromptItem
 from mla_router.worker.server.state import Service
 
 MAX_KEY_LENGTH = 256  # characters of `cache_salt` and of `extra_key`
@@ -16,7 +17,7 @@ MAX_KEY_LENGTH = 256  # characters of `cache_salt` and of `extra_key`
 
 async def read_prompts(
     service: Service,
-    prompt: str | PromptItems | None,
+    prompt: str | Sequence[PromptItem] | None,
     field: str,
     *,
     add_special_tokens: bool = True,
@@ -27,7 +28,7 @@ async def read_prompts(
     """
     if prompt is None:
         raise MissingField(field)
-    items: PromptItems = [prompt] if isinstance(prompt, str) else prompt
+    items: Sequence[PromptItem] = [prompt] if isinstance(prompt, str) else prompt
     if items and all(isinstance(item, int) for item in items):
         items = [cast("list[int]", items)]
     # Before the first prompt is tokenized: this bounds the cost of a request.
@@ -48,7 +49,7 @@ async def read_prompts(
     elif all(isinstance(item, list) for item in items):
         prompts = cast("list[list[int]]", items)
     else:
-        raise InvalidField(field, "do not mix texts and token ids")
+        raise InvalidField(field, "do not mix texts, token ids and lists of token ids")
     for ids in prompts:
         check_ids(ids, service.limits.vocab_size, field)
     return prompts
