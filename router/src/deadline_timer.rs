@@ -64,7 +64,7 @@ impl DeadlineTimer {
     }
 }
 
-/// The timer that the requests of a connection use one after the other. Setting a new timer to a deadline before all
+/// The timer that a connection and its requests use one after the other. Setting a new timer to a deadline before all
 /// others of its thread costs a system call, which wakes the thread's own timer driver. A used timer is set already, and
 /// fires early.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +75,11 @@ impl SharedTimer {
     pub fn take(&self, at: Instant) -> TakenTimer {
         let timer = self.0.lock().take().unwrap_or_else(|| DeadlineTimer::new(at));
         TakenTimer { timer: Some(timer), home: self.clone() }
+    }
+
+    /// Ready when `at` has passed. Not for a time in which a request has the timer.
+    pub fn poll(&self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.lock().get_or_insert_with(|| DeadlineTimer::new(at)).poll(at, cx)
     }
 
     /// Frees the timer, if no request has it.

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    deadline_timer::DeadlineTimer,
+    deadline_timer::SharedTimer,
     error::Error,
     server::head::{self, BodyLength, Head},
     wire::{chunked::Chunked, http1::poll_fill, transport::Transport},
@@ -75,7 +75,8 @@ pub(super) struct ClientStream {
     /// Start of the wait for a body, and the bytes that have come since.
     upload: Option<(Instant, u64)>,
     waiting: Option<(Wait, Instant)>,
-    timer: Option<DeadlineTimer>,
+    /// No request has it while the stream waits.
+    timer: SharedTimer,
 }
 
 /// The part of a message to which the next byte of the client belongs.
@@ -103,7 +104,7 @@ enum Wait {
 }
 
 impl ClientStream {
-    pub(super) fn new(transport: Transport, limits: Limits) -> Self {
+    pub(super) fn new(transport: Transport, limits: Limits, timer: SharedTimer) -> Self {
         Self {
             transport,
             limits,
@@ -113,7 +114,7 @@ impl ClientStream {
             invitation: &[],
             upload: None,
             waiting: None,
-            timer: None,
+            timer,
         }
     }
 
@@ -138,7 +139,7 @@ impl ClientStream {
             }
         };
         self.waiting = Some((wait, until));
-        self.timer.get_or_insert_with(|| DeadlineTimer::new(until)).poll(until, cx)
+        self.timer.poll(until, cx)
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {

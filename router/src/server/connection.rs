@@ -138,8 +138,8 @@ impl Serving {
                 Err(error) => return tracing::debug!("client connection: {error}"),
             },
         };
-        let mut stream = ClientStream::new(transport, limits);
         let timer = SharedTimer::default();
+        let mut stream = ClientStream::new(transport, limits, timer.clone());
         loop {
             // Boxed in a statement of its own, so that the task does not reserve room for it: an idle client costs
             // no buffers.
