@@ -56,7 +56,10 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
         let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
         let status = status.ok_or("a malformed status")?;
         let version = response.version.unwrap_or_default();
-        if status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS {
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err("a switch of protocols that no request asks for");
+        }
+        if status.is_informational() {
             drop(unread.split_to(length));
             continue;
         }
@@ -64,15 +67,10 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
         let headers = to_map(response.headers.iter(), unread, response.headers.len() + ROOM)?;
         let reason = response.reason.filter(|reason| Some(*reason) != status.canonical_reason());
         let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
-        let has_no_body = to_head
-            || matches!(
-                status,
-                StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED
-            );
+        let has_no_body =
+            to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let framing = if has_no_body { Framing::Length(0) } else { fields.framing(version)? };
-        let keeps_alive = status != StatusCode::SWITCHING_PROTOCOLS
-            && !matches!(framing, Framing::UntilClose)
-            && fields.keeps_alive(version);
+        let keeps_alive = !matches!(framing, Framing::UntilClose) && fields.keeps_alive(version);
         drop(unread.split_to(length));
         let mut parts = boxed(|| Response::new(()).into_parts().0);
         parts.status = status;
@@ -261,7 +259,10 @@ mod tests {
             assert!(framing(fields).is_err(), "{fields:?}");
         }
         let many = format!("HTTP/1.1 200 OK\r\n{}", "a: b\r\n".repeat(MAX_FIELDS + 1));
-        for head in ["garbage\r\n\r\n", "HTTP/2 200\r\n\r\n", "HTTP/1.1 99 x\r\n\r\n", &many] {
+        let switch =
+            "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n";
+        let status = "HTTP/1.1 99 x\r\n\r\n";
+        for head in ["garbage\r\n\r\n", "HTTP/2 200\r\n\r\n", status, switch, &many] {
             assert!(read(&mut Bytes::copy_from_slice(head.as_bytes()), false).is_err(), "{head:?}");
         }
         let coded = "HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\nrest";
