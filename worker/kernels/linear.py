@@ -18,7 +18,7 @@ from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.library import library_linear
 from mla_router.worker.kernels.linear_hopper import FEW_INPUTS, linear_hopper, suits_hopper
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.quantized_linear import quantized_linear, takes
 from mla_router.worker.kernels.weight import Activations, Weight, dense_rows
 
@@ -122,6 +122,7 @@ def _linear_kernel(
     BLOCK_INPUTS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    start_next()
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)
     is_output = output < OUTPUTS

@@ -20,7 +20,7 @@ from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.linear_hopper import is_fastest as hopper_is_fastest
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.quantize import empty_rows, store_quantized
 from mla_router.worker.kernels.quantize import has_kernel as has_quantized_kernel
 from mla_router.worker.kernels.quantized_gemv import MAX_NORM_INPUTS, norm_gemv_triton
@@ -218,6 +218,7 @@ def _norm_linear_kernel(
     ADD: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    start_next()
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)

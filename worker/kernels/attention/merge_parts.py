@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 
 
 def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -95,6 +95,7 @@ def merge_kernel(
 ):
     """Merges the partial results of BLOCK_ROWS rows, one after the other. After the last row of a request a program
     repeats it. Rows with a single part were written by the attention kernel."""
+    start_next()
     if not SETTLED:
         wait_for_previous()
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS

@@ -32,7 +32,7 @@ from mla_router.worker.kernels.attention.fp8_operands import (
     ordered,
 )
 from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
-from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import reads_early, start_next, wait_for_previous
 
 
 @reads_early({"SETTLED": SETTLED_ARGUMENTS})
@@ -71,6 +71,7 @@ def attend_hopper_kernel(
     SETTLED: gl.constexpr,
     FP8: gl.constexpr,
 ):
+    start_next()
     if not SETTLED:
         wait_for_previous()
     ALL_ROWS: gl.constexpr = HEADS * QUERIES

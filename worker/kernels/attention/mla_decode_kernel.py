@@ -16,7 +16,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
     piece_at,
 )
 from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
-from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import reads_early, start_next, wait_for_previous
 
 # Early reads (`pdl.py`) of this kernel and of Hopper's (`mla_decode_hopper.py`)
 SETTLED_ARGUMENTS = (
@@ -70,6 +70,7 @@ def attend_kernel(
     """With PREFIX a request is a group of QUERIES queries that see the same rows: requests with a common prefix
     (`shared_prefixes.py`), or the nodes of a tree (`mla_tree_decode.py`). The kernel reads these rows alone, so all
     results are partial."""
+    start_next()
     if not SETTLED:
         wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES

@@ -26,7 +26,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_work,
     rope_kv_write,
 )
-from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.weight import Weight
 
 
@@ -138,6 +138,7 @@ def _rope_absorb_kernel(
 ):
     """ROPES programs for each token come first, since they are few and slow, then ABSORBS for each head and block of
     tokens."""
+    start_next()
     program = tl.program_id(0)
     absorbing = program - tokens * ROPES
     if absorbing < 0:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, start_next, wait_for_previous
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def _route(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
+    start_next()
     SIZE: tl.constexpr = EXPERTS // GROUPS
     NEVER: tl.constexpr = float("-inf")
     wait_for_previous()
