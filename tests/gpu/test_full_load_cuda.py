@@ -20,7 +20,7 @@ import pytest
 from mla_router.worker.config import SMALL_MODEL
 from support import processes
 
-pytestmark = [pytest.mark.gpu, pytest.mark.whole_gpu]
+pytestmark = pytest.mark.gpu
 
 SHAPE = processes.ROOT / "bench" / "shapes" / "deepseek-v2-lite" / "config.json"
 REQUESTS, LONG_PROMPT = 1024, 100_000
