@@ -24,8 +24,8 @@ MIN_OPEN_FILES = 128
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks limits of the process, model, files of its folders, division of heads, context length, quantization, chat template, folders for
-    records and GPU of a config with local folders. Raises ConfigError."""
+    """Checks limits of the process, model, files of its folders, division of heads, context length, quantization, chat
+    template, folders for records and GPU of a config with local folders. Raises ConfigError."""
     _check_process()
     folders = {
         config.draft_folder: "--speculative-draft-model-path",
@@ -66,7 +66,8 @@ def _check_process() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
         raise ConfigError(
-            f"at most {most} open files are allowed, but a worker needs {MIN_OPEN_FILES}; raise the hard limit, as by `ulimit -n`"
+            f"at most {most} open files are allowed, but a worker needs {MIN_OPEN_FILES}; "
+            "raise the hard limit, as by `ulimit -n`"
         )
     try:
         os.getcwd()
