@@ -113,18 +113,16 @@ def launch_steps(
     if engine.attention.plans_prefill_on_host:
         return
     forward, prefills = engine.forward_pass, engine.runners.prefill_graph
-    for size in sizes.decode:
-        rows = engine.slots.idle_rows(size)
-        with capture():
-            output = forward.decode(rows)
-            if engine.drafter is not None:
-                engine.drafter.launch(rows, output.hidden_states, 1)
-    for size in sizes.verify:
-        rows, queries = engine.slots.idle_rows(size), engine.capacity.rows_per_decode
-        with capture():
-            output = forward.decode(rows, queries)
-            if engine.drafter is not None:
-                engine.drafter.launch(rows, output.hidden_states, queries)
+    for decode_sizes, queries in (
+        (sizes.decode, 1),
+        (sizes.verify, engine.capacity.rows_per_decode),
+    ):
+        for size in decode_sizes:
+            rows = engine.slots.idle_rows(size)
+            with capture():
+                output = forward.decode(rows, queries)
+                if engine.drafter is not None:
+                    engine.drafter.launch(rows, output.hidden_states, queries)
     for size in sizes.prefill:
         prefill, prompt = prefills.plan_prefill(size), prefills.idle_prompt(size)
         with capture():

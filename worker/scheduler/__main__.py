@@ -30,7 +30,7 @@ from mla_router.worker.ranks import rendezvous_flags
 from mla_router.worker.ranks.errors import RanksError
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.expert_recorder import Load
-from mla_router.worker.scheduler.lockstep import Alone, Lockstep
+from mla_router.worker.scheduler.lockstep import Alone, Lockstep, StepGroup
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbea
     dp_group = DpGroup.of_flag(arguments.dp_group)
     if dp_group is not None and mailbox is None:  # on one machine
         mailbox = LocalMailbox(dp_group, config.attn_dp_rank)
-    group = Alone() if mailbox is None else Lockstep(mailbox, heartbeat)
+    group: StepGroup = Alone() if mailbox is None else Lockstep(mailbox, heartbeat)
     measured = _first_steps(engine, calls, config, group)
     wake = None if mailbox is None else mailbox.wake
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1, wake=wake)
@@ -143,10 +143,10 @@ def _expert_load(engine: Engine) -> Load | None:
 
 
 def _first_steps(
-    engine: Engine, calls: StepEngine[Any], config: WorkerConfig, group: Lockstep | Alone
+    engine: Engine, calls: StepEngine[Any], config: WorkerConfig, group: StepGroup
 ) -> StepSeconds:
     """Runs the first steps and returns their times. `calls`: `engine`, with the other ranks. Raises ConfigError if a step
-    fails, because it would fail again, and EngineFailed if the device is lost."""
+    fails, because it would fail again at the next start, and EngineFailed if the device is lost."""
     from mla_router.worker.engine.first_steps import first_steps
 
     try:

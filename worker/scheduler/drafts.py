@@ -50,7 +50,7 @@ class DraftPolicy:
         self._choice = choice
         self._is_shared = is_shared
         self._is_agreed = False  # whether the next steps of all DP ranks have drafts
-        self._shown = NOTHING
+        self._own_outcome = NOTHING  # of the last step, for `agree`
         self._has_made = False  # whether the last step has made drafts
         self._last = StepPlan((), (), (), (), ())
 
@@ -80,14 +80,14 @@ class DraftPolicy:
         """Learns from the time of a step, and from the tokens that it gave. A DP rank keeps them for `agree`."""
         outcome = self._outcome(step, result)
         if self._is_shared:
-            self._shown = outcome
+            self._own_outcome = outcome
         else:
             self._learn(outcome)
 
     def take_outcome(self) -> DecodeOutcome:
-        """Returns what the last step has shown on this DP rank, once."""
-        shown, self._shown = self._shown, NOTHING
-        return shown
+        """Returns the outcome of the last step of this DP rank, once."""
+        outcome, self._own_outcome = self._own_outcome, NOTHING
+        return outcome
 
     def agree(self, outcomes: Sequence[DecodeOutcome]) -> None:
         """Learns from a step of all DP ranks, and decides whether their next steps have drafts.

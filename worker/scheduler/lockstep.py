@@ -138,7 +138,8 @@ class Lockstep:
             idle.is_typical = False
             return idle
         # The step lasts as long as the longest of the group
-        own.is_typical = own.predicted_s == longest if own.plan.chunks else not _any_prompts(sizes)
+        any_prompts = any(size.has_prompts for size in sizes)
+        own.is_typical = own.predicted_s == longest if own.plan.chunks else not any_prompts
         own.predicted_s = longest
         own.plan = replace(own.plan, group=group)
         return own
@@ -192,7 +193,3 @@ class Lockstep:
         size = _Size.unpack(message)
         assert 0 <= size.turn - self._turn <= 1, f"{size} in turn {self._turn}"
         (self._sizes if size.turn == self._turn else self._early)[size.rank] = size
-
-
-def _any_prompts(sizes: list[_Size]) -> bool:
-    return any(size.has_prompts for size in sizes)

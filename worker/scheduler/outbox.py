@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import Logprobs
+from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.messages import Delta, Deltas, Generate
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.request import Request
@@ -44,7 +44,7 @@ class Outbox:
 
     def reject(self, message: Generate, problem: str) -> None:
         """Adds the error of a request that was not accepted."""
-        delta = Delta(message.rid, [], finish_reason="error", error=problem)
+        delta = Delta(message.rid, [], finish_reason=FinishReason.ERROR, error=problem)
         self._deltas[message.server].append(delta)
 
     def flush(self) -> None:

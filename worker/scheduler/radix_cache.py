@@ -54,17 +54,7 @@ class RadixCache:
 
     def match(self, salt: str, tokens: list[int]) -> tuple[Node, list[int]]:
         """Returns the longest cached prefix of `tokens`: its last node and its pages."""
-        self._clock += 1
-        node, pages, done = self.root(salt), list[int](), 0
-        while child := node.children.get(tuple(tokens[done : done + self.page_size])):
-            common = self._common_pages(child, tokens, done)
-            if common < len(child.pages):
-                child = self._split(child, common)
-            child.last_used = self._clock
-            pages += child.pages
-            done += common * self.page_size
-            node = child
-        return node, pages
+        return self._descend(self.root(salt), tokens)
 
     def insert(self, start: Node, tokens: list[int], pages: list[int]) -> tuple[Node, int]:
         """Inserts `tokens` after the node `start`: whole pages, whose KV cache is in `pages`.
@@ -73,18 +63,11 @@ class RadixCache:
         ownership of the other pages; those that were cached before stay with the caller.
         """
         assert len(tokens) == len(pages) * self.page_size, f"{len(tokens)=} {len(pages)=}"
-        self._clock += 1
-        node, done = start, 0
-        while child := node.children.get(tuple(tokens[done : done + self.page_size])):
-            common = self._common_pages(child, tokens, done)
-            if common < len(child.pages):
-                child = self._split(child, common)
-            child.last_used = self._clock
-            done += common * self.page_size
-            node = child
-        existing = done // self.page_size
+        node, cached = self._descend(start, tokens)
+        existing = len(cached)
         if existing < len(pages):
-            leaf = Node(node, tokens[done:], pages[existing:], last_used=self._clock)
+            new_tokens = tokens[existing * self.page_size :]
+            leaf = Node(node, new_tokens, pages[existing:], last_used=self._clock)
             node.children[tuple(leaf.tokens[: self.page_size])] = leaf
             self.version += 1
             self.num_pages += len(leaf.pages)
@@ -158,6 +141,21 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _descend(self, start: Node, tokens: list[int]) -> tuple[Node, list[int]]:
+        """Follows `tokens` down from `start`, and marks the nodes as used. Splits the last node if only its first pages
+        match. Returns the last node that matches, and the pages from `start` to there."""
+        self._clock += 1
+        node, pages, at = start, list[int](), 0
+        while child := node.children.get(tuple(tokens[at : at + self.page_size])):
+            common = self._common_pages(child, tokens, at)
+            if common < len(child.pages):
+                child = self._split(child, common)
+            child.last_used = self._clock
+            pages += child.pages
+            at += common * self.page_size
+            node = child
+        return node, pages
 
     def _make_evictable(self, pages: list[int]) -> None:
         self.num_evictable += self._weight(pages)

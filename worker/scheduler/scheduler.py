@@ -328,7 +328,7 @@ class Scheduler:
     def _fail(self, step: Step, error: Exception) -> None:
         """Ends the requests of a failed step, and no others.
 
-        They get a 500, which the router retries a few times only. A 503 would go to every worker, and one of these
+        They get a 500, which the router retries a few times only. After a 503 it would try every worker, and one of these
         requests may have caused the failure.
 
         Raises EngineFailed if later steps would fail as well. All open requests then end with this process, and the
@@ -342,7 +342,7 @@ class Scheduler:
                 )
 
     def _count_failure(self, error: Exception) -> None:
-        """Logs a failed step or batch of images. Raises EngineFailed."""
+        """Logs a failed step or batch of images. Raises EngineFailed if later ones would fail as well."""
         self._failures += 1
         logger.error("step %d failed", self.planner.num_steps, exc_info=error)
         if not self.engine.is_usable_after(error):

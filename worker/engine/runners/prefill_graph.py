@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import PROMPT_HEADER, InputPacker, PromptInputs
 from mla_router.worker.engine.runners.alias import alias
-from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.model.batch import ForwardBatch
@@ -66,11 +67,7 @@ class PrefillGraphRunner:
 
     def capture_size(self, size: int, pool: Any) -> PrefillGraph:
         inputs, prefill = self.idle_prompt(size), self.plan_prefill(size)
-        prefill(inputs)  # compiles kernels and sets up libraries, which a capture does not permit
-        torch.cuda.synchronize(self._forward.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            output = prefill(inputs)
+        graph, output = capture(partial(prefill, inputs), pool, self._forward.device)
         return PrefillGraph(
             inputs, prefill, graph, LayerOutput(alias(output.hidden_states), alias(output.residual))
         )
