@@ -40,10 +40,6 @@ impl Policy for ByLength {
             at_owner: None,
         })
     }
-
-    fn uses_tree(&self) -> bool {
-        false // nothing is looked up in the radix tree, nor inserted
-    }
 }
 
 #[tokio::main]

@@ -69,6 +69,53 @@ pub struct CacheAware {
     turn: AtomicU64,
 }
 
+impl Policy for CacheAware {
+    fn name(&self) -> &'static str {
+        "cache_aware"
+    }
+
+    fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
+        let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
+        let common = if longest > 0 { common_blocks(workers) } else { 0 };
+        let anchor = anchor(request, common);
+        let owner = anchor.and_then(|anchor| highest(anchor, workers));
+        let is_unknown = longest == common;
+        // A prefix that more than half of the workers hold serves later requests as well, so half of its tokens are not
+        // charged to this one. Otherwise a new worker would stay idle beside busy ones.
+        let invested = |worker: &Candidate| {
+            common.saturating_sub(worker.matched_blocks).saturating_mul(BLOCK_TOKENS) / 2
+        };
+        let uncached = |index: usize| match owner {
+            Some(owner) if owner == index => uncached_at_owner(request, &workers[index], common),
+            _ => request.uncached_tokens(&workers[index]),
+        };
+        let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        let fleet = Fleet::of(workers);
+        // Ties go to the longer match: one cache with the whole prompt is enough.
+        let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
+            let preference = (worker.matched_blocks, bid(salt, worker));
+            let (excess, slowness) = (fleet.excess(worker), fleet.slowness(worker));
+            let tokens = uncached(*index).saturating_sub(invested(worker));
+            let cost = cost(tokens, request.answers(), excess, slowness, worker);
+            (cost, Reverse(preference))
+        })?;
+        let reason = match chosen.matched_blocks {
+            _ if anchor.is_none() => Reason::NoPrefix,
+            _ if longest == 0 && owner == Some(index) => Reason::RendezvousOwner,
+            _ if longest == 0 => Reason::Cold,
+            matched if matched == longest => Reason::CacheHit,
+            _ => Reason::Balance,
+        };
+        let is_sample = is_unknown && anchor.is_some() && chosen.matched_blocks == longest;
+        let at_owner = is_sample.then_some(owner == Some(index));
+        Some(Choice { index, uncached_tokens: uncached(index), reason, at_owner })
+    }
+
+    fn uses_tree(&self) -> bool {
+        true
+    }
+}
+
 /// The hash of the prompt after its first `common` blocks; `None` without a prompt.
 fn anchor(request: &PolicyRequest<'_>, common: u32) -> Option<u64> {
     let blocks = &request.key?.blocks;
@@ -154,53 +201,6 @@ impl Fleet {
     /// The number of requests above that, with the present one.
     fn excess(&self, worker: &Candidate) -> u64 {
         (Self::requests(worker) + 1).saturating_sub(self.request_limit(worker))
-    }
-}
-
-impl Policy for CacheAware {
-    fn name(&self) -> &'static str {
-        "cache_aware"
-    }
-
-    fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
-        let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
-        let common = if longest > 0 { common_blocks(workers) } else { 0 };
-        let anchor = anchor(request, common);
-        let owner = anchor.and_then(|anchor| highest(anchor, workers));
-        let is_unknown = longest == common;
-        // A prefix that more than half of the workers hold serves later requests as well, so half of its tokens are not
-        // charged to this one. Otherwise a new worker would stay idle beside busy ones.
-        let invested = |worker: &Candidate| {
-            common.saturating_sub(worker.matched_blocks).saturating_mul(BLOCK_TOKENS) / 2
-        };
-        let uncached = |index: usize| match owner {
-            Some(owner) if owner == index => uncached_at_owner(request, &workers[index], common),
-            _ => request.uncached_tokens(&workers[index]),
-        };
-        let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let fleet = Fleet::of(workers);
-        // Ties go to the longer match: one cache with the whole prompt is enough.
-        let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
-            let preference = (worker.matched_blocks, bid(salt, worker));
-            let (excess, slowness) = (fleet.excess(worker), fleet.slowness(worker));
-            let tokens = uncached(*index).saturating_sub(invested(worker));
-            let cost = cost(tokens, request.answers(), excess, slowness, worker);
-            (cost, Reverse(preference))
-        })?;
-        let reason = match chosen.matched_blocks {
-            _ if anchor.is_none() => Reason::NoPrefix,
-            _ if longest == 0 && owner == Some(index) => Reason::RendezvousOwner,
-            _ if longest == 0 => Reason::Cold,
-            matched if matched == longest => Reason::CacheHit,
-            _ => Reason::Balance,
-        };
-        let is_sample = is_unknown && anchor.is_some() && chosen.matched_blocks == longest;
-        let at_owner = is_sample.then_some(owner == Some(index));
-        Some(Choice { index, uncached_tokens: uncached(index), reason, at_owner })
-    }
-
-    fn uses_tree(&self) -> bool {
-        true
     }
 }
 
@@ -313,9 +313,7 @@ mod tests {
         let all = workers(&[(0, 0, 0); 4]);
         let mut chosen = [0; 4];
         for _ in 0..4000 {
-            let choice = policy
-                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &all)
-                .expect("workers");
+            let choice = policy.choose(&PolicyRequest::default(), &all).expect("workers");
             assert_eq!((choice.uncached_tokens, choice.reason), (16, Reason::NoPrefix));
             assert_eq!(choice.at_owner, None);
             chosen[choice.index] += 1;
@@ -388,7 +386,7 @@ mod tests {
     fn slower_worker_gets_less_load_and_noise_has_no_effect() {
         let mut workers = workers(&[(0, 0, 0); 2]);
         let key = prompt(1, 100);
-        let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
+        let request = PolicyRequest { key: Some(&key), ..PolicyRequest::default() };
         let policy = CacheAware::default();
         let owner = policy.choose(&request, &workers).expect("two").index;
         let chosen = |workers: &[Candidate]| policy.choose(&request, workers).expect("two").index;

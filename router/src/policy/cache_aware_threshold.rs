@@ -97,8 +97,10 @@ mod tests {
             ("out of balance, a miss", &[(33, 0, 0), (0, 0, 9)], 1, Reason::Cold),
         ];
         for (case, states, index, reason) in table {
-            let choice = policy
-                .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, &workers(states));
+            let choice = policy.choose(
+                &PolicyRequest { key: Some(&key), ..PolicyRequest::default() },
+                &workers(states),
+            );
             let choice = choice.expect("workers");
             assert_eq!((choice.index, choice.reason), (index, reason), "{case}");
         }
@@ -116,7 +118,10 @@ mod tests {
         let key = prompt(1, 100);
         let chosen = |states: &[(u32, u64, u32)]| {
             policy
-                .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, &workers(states))
+                .choose(
+                    &PolicyRequest { key: Some(&key), ..PolicyRequest::default() },
+                    &workers(states),
+                )
                 .map(|c| c.index)
         };
         assert_eq!(chosen(&[(0, 0, 11), (0, 0, 0)]), Some(0));

@@ -20,10 +20,6 @@ impl Policy for ConsistentHash {
         };
         Some(request.choice(workers, index?, reason))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -36,7 +32,7 @@ mod tests {
         let idle = workers(&[(0, 0, 0); 8]);
         for session in 0..100 {
             let key = in_session(session);
-            let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
+            let request = PolicyRequest { key: Some(&key), ..PolicyRequest::default() };
             let choice = ConsistentHash.choose(&request, &idle).expect("workers");
             let mut busy = idle.clone();
             busy[choice.index].requests = 1000;
@@ -48,8 +44,7 @@ mod tests {
     #[test]
     fn without_a_session_the_least_loaded_worker_takes_it() {
         let workers = workers(&[(2, 0, 0), (1, 0, 0)]);
-        let choice =
-            ConsistentHash.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers);
+        let choice = ConsistentHash.choose(&PolicyRequest::default(), &workers);
         let choice = choice.expect("workers");
         assert_eq!((choice.index, choice.reason), (1, Reason::LeastLoad));
     }

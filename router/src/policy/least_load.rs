@@ -13,10 +13,6 @@ impl Policy for LeastLoad {
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         Some(request.choice(workers, least_loaded(workers)?, Reason::LeastLoad))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 pub(super) fn load(worker: &Candidate) -> (u32, u64) {

@@ -72,10 +72,6 @@ impl Policy for Manual {
         table.put(session, workers[index].id);
         Some(request.choice(workers, index, Reason::LeastLoad))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -86,7 +82,7 @@ mod tests {
     fn choose(policy: &Manual, session: u64, workers: &[Candidate]) -> Choice {
         let key = in_session(session);
         policy
-            .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, workers)
+            .choose(&PolicyRequest { key: Some(&key), ..PolicyRequest::default() }, workers)
             .expect("workers")
     }
 

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// The input of a policy for one request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PolicyRequest<'a> {
     /// `None` if the router cannot read a prompt in the body.
     pub key: Option<&'a RouteKey>,
@@ -105,8 +105,10 @@ pub trait Policy: Send + Sync {
     /// Chooses one of `workers`. `None` only if there are none.
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice>;
 
-    /// Whether the policy needs prefix matches: then the router keeps the tree.
-    fn uses_tree(&self) -> bool;
+    /// Whether the policy needs prefix matches: then the router keeps the tree. By default it does not.
+    fn uses_tree(&self) -> bool {
+        false
+    }
 }
 
 /// Creates the policy of `config`.
@@ -163,11 +165,9 @@ mod tests {
         for name in PolicyName::value_variants() {
             let policy = of(&Config { policy: *name, ..Config::default() });
             assert_eq!(policy.name(), name.as_str());
-            assert_eq!(policy.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &[]), None);
+            assert_eq!(policy.choose(&PolicyRequest::default(), &[]), None);
             let one = testing::workers(&[(3, 100, 0)]);
-            let choice = policy
-                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &one)
-                .expect("one worker");
+            let choice = policy.choose(&PolicyRequest::default(), &one).expect("one worker");
             assert_eq!((choice.index, choice.uncached_tokens), (0, BLOCK_TOKENS), "{name:?}");
         }
     }

@@ -25,10 +25,6 @@ impl Policy for PowerOfTwo {
         };
         Some(request.choice(workers, index, Reason::LeastLoad))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -41,8 +37,7 @@ mod tests {
         let workers = workers(&[(1, 0, 0), (5, 0, 0), (3, 0, 0), (2, 0, 0)]);
         let mut chosen = [0; 4];
         for _ in 0..1200 {
-            let choice =
-                PowerOfTwo.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers);
+            let choice = PowerOfTwo.choose(&PolicyRequest::default(), &workers);
             chosen[choice.expect("workers").index] += 1;
         }
         // Of six pairs it wins three, none, one and two.

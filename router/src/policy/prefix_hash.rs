@@ -37,10 +37,6 @@ impl Policy for PrefixHash {
         let reason = if owner == Some(index) { Reason::Hash } else { Reason::Balance };
         Some(request.choice(workers, index, reason))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -51,7 +47,7 @@ mod tests {
     fn choose(group: u64, blocks: u64, workers: &[Candidate]) -> Choice {
         let key = prompt(group, blocks);
         PrefixHash
-            .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, workers)
+            .choose(&PolicyRequest { key: Some(&key), ..PolicyRequest::default() }, workers)
             .expect("workers")
     }
 

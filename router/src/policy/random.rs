@@ -16,10 +16,6 @@ impl Policy for Random {
         }
         Some(request.choice(workers, fastrand::usize(..workers.len()), Reason::Random))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -32,9 +28,7 @@ mod tests {
         let workers = workers(&[(9, 0, 0), (0, 0, 0), (5, 10_000, 0)]);
         let mut chosen = [0; 3];
         for _ in 0..3000 {
-            let choice = Random
-                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers)
-                .expect("workers");
+            let choice = Random.choose(&PolicyRequest::default(), &workers).expect("workers");
             chosen[choice.index] += 1;
         }
         assert!(chosen.iter().all(|requests| (800..=1200).contains(requests)), "{chosen:?}");

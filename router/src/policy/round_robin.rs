@@ -19,10 +19,6 @@ impl Policy for RoundRobin {
         let index = turn.checked_rem(workers.len())?;
         Some(request.choice(workers, index, Reason::RoundRobin))
     }
-
-    fn uses_tree(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]
@@ -33,7 +29,7 @@ mod tests {
     #[test]
     fn takes_turns() {
         let policy = RoundRobin::default();
-        let request = PolicyRequest { key: None, owner_share: 0.0 };
+        let request = PolicyRequest::default();
         let workers = workers(&[(3, 0, 0), (0, 0, 0), (90, 0, 0)]);
         let turns: Vec<_> = (0..6)
             .filter_map(|_| policy.choose(&request, &workers))

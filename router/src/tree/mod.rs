@@ -128,8 +128,7 @@ impl PrefixTree {
         let mut shard = self.shards[index].lock();
         shard.sync(&tenants);
         let freed = shard.retract(&key.blocks, tenant, receipt.tick, u64::from(receipt.held));
-        quota.used.fetch_sub(freed, Ordering::Relaxed);
-        quota.set_oldest(index, shard.oldest(tenant));
+        quota.free(index, freed, shard.oldest(tenant));
     }
 
     /// Evicts all blocks of `worker` that it has not used after `tick`. Returns their number.
@@ -152,8 +151,7 @@ impl PrefixTree {
         let mut shard = self.shards[index].lock();
         shard.sync(&tenants);
         let freed = shard.evict(tenant, EVICTION_BATCH, Some(tick));
-        quota.used.fetch_sub(freed, Ordering::Relaxed);
-        quota.set_oldest(index, shard.oldest(tenant));
+        quota.free(index, freed, shard.oldest(tenant));
         Some(freed)
     }
 
@@ -260,8 +258,7 @@ impl PrefixTree {
             let mut shard = self.shards[index].lock();
             shard.sync(tenants);
             let freed = shard.evict(tenant, excess, next);
-            quota.used.fetch_sub(freed, Ordering::Relaxed);
-            quota.set_oldest(index, shard.oldest(tenant));
+            quota.free(index, freed, shard.oldest(tenant));
             taken += freed;
         }
     }

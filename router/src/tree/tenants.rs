@@ -52,6 +52,12 @@ impl Quota {
         self.used().saturating_sub(self.capacity())
     }
 
+    /// Counts blocks that were freed in `shard`, whose oldest ownership is now `oldest`.
+    pub(super) fn free(&self, shard: usize, blocks: u64, oldest: Option<LruTick>) {
+        self.used.fetch_sub(blocks, Ordering::Relaxed);
+        self.set_oldest(shard, oldest);
+    }
+
     pub(super) fn set_oldest(&self, shard: usize, tick: Option<LruTick>) {
         let tick = tick.map_or(NEVER, |tick| u64::from(tick.0));
         // Usually it is the same, and other threads keep it in their caches.
