@@ -196,11 +196,14 @@ def parse(
         without_effect=_without_effect(namespace, every_worker, ignored),
         ray_address=(namespace.ray_address or "auto") if namespace.use_ray else "",
     )
-    if every_worker.replay_key:
-        return options
+    return options if every_worker.replay_key else _with_replay_key(options)
+
+
+def _with_replay_key(options: Options) -> Options:
+    """Returns `options` with a key by which workers recognize the continuations of the router, the same on all nodes."""
     key = options.shared_key("replay") if options.spans_nodes else secrets.token_hex(32)
     return dataclasses.replace(
-        options, every_worker=dataclasses.replace(every_worker, replay_key=key)
+        options, every_worker=dataclasses.replace(options.every_worker, replay_key=key)
     )
 
 

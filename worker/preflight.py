@@ -20,7 +20,7 @@ from mla_router.worker.tokenizer_files import MalformedError, read_chat_template
 # largest published tokenizer.json have some 30 MB.
 _TEXTS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*.jinja")
 _MAX_TEXT_BYTES = 256 << 20
-MIN_OPEN_FILES = 128
+_MIN_OPEN_FILES = 128
 
 
 def check(config: WorkerConfig) -> None:
@@ -64,9 +64,9 @@ def check(config: WorkerConfig) -> None:
 
 def _check_process() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
+    if most != resource.RLIM_INFINITY and most < _MIN_OPEN_FILES:
         raise ConfigError(
-            f"at most {most} open files are allowed, but a worker needs {MIN_OPEN_FILES}; "
+            f"at most {most} open files are allowed, but a worker needs {_MIN_OPEN_FILES}; "
             "raise the hard limit, as by `ulimit -n`"
         )
     try:

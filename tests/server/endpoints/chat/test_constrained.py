@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import openai
@@ -24,6 +25,7 @@ SCHEMA: dict[str, Any] = {
 }
 NUMBER = Constraint(Grammar("json_schema", '{"type": "integer"}'), "response_format")
 FUNCTIONS = {"get_weather": SCHEMA, "get_time": SCHEMA}
+tool_use = partial(ToolUse, None, FUNCTIONS, schema_fields=dict.fromkeys(FUNCTIONS, "tools"))
 CALL = '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>'
 CALLS = f"<｜tool▁calls▁begin｜>{CALL}<｜tool▁calls▁end｜>"
 TWO = f"<｜tool▁calls▁begin｜>{CALL}{CALL}<｜tool▁calls▁end｜>"
@@ -35,13 +37,13 @@ THOUGHT = "It may be 5, or {.</think>\n\n"
 @pytest.mark.parametrize(
     ("asked", "tools", "inside", "accepted"),
     [
-        (None, ToolUse(None, FUNCTIONS, required=True), False, [CALLS, TWO]),
-        (None, ToolUse(None, FUNCTIONS, required=True, several=False), False, [CALLS]),
-        (None, ToolUse(None, FUNCTIONS, required=True), True, [THOUGHT + CALLS, THOUGHT + TWO]),
-        (NUMBER, ToolUse(None, FUNCTIONS), False, ["17", CALLS, TWO]),
+        (None, tool_use(required=True), False, [CALLS, TWO]),
+        (None, tool_use(required=True, several=False), False, [CALLS]),
+        (None, tool_use(required=True), True, [THOUGHT + CALLS, THOUGHT + TWO]),
+        (NUMBER, tool_use(), False, ["17", CALLS, TWO]),
         (NUMBER, ToolUse(), False, ["17"]),
         (NUMBER, ToolUse(), True, [THOUGHT + "17"]),
-        (NUMBER, ToolUse(None, FUNCTIONS), True, [THOUGHT + "17", THOUGHT + CALLS, THOUGHT + TWO]),
+        (NUMBER, tool_use(), True, [THOUGHT + "17", THOUGHT + CALLS, THOUGHT + TWO]),
     ],
 )
 def test_sentences(
@@ -56,7 +58,7 @@ def test_sentences(
 
 
 def test_strict_functions_in_free_text() -> None:
-    tools = ToolUse(None, FUNCTIONS, strict=frozenset({"get_weather"}))
+    tools = tool_use(strict=frozenset({"get_weather"}))
     constraint = constraint_of(None, tools, DEEPSEEK_V31, {}, inside=False)
     assert constraint is not None
     accept = accepts({"type": "structural_tag", "format": constraint.format})
@@ -67,22 +69,21 @@ def test_strict_functions_in_free_text() -> None:
 
 
 def test_nothing_is_asked() -> None:
-    assert constraint_of(None, ToolUse(None, FUNCTIONS), DEEPSEEK_V31, {}, inside=True) is None
-    assert constraint_of(NUMBER, ToolUse(None, FUNCTIONS), None, {}, inside=False) == NUMBER
+    assert constraint_of(None, tool_use(), DEEPSEEK_V31, {}, inside=True) is None
+    without_parser = constraint_of(NUMBER, tool_use(), None, {}, inside=False)
+    assert without_parser is not None and without_parser.format == NUMBER.format
 
 
 def test_a_schema_that_is_no_json() -> None:
     asked = Constraint(Grammar("json_schema", "{"), "json_schema")
-    for tools, inside in (ToolUse(None, FUNCTIONS), False), (ToolUse(), True):
+    for tools, inside in (tool_use(), False), (ToolUse(), True):
         with pytest.raises(InvalidRequest, match="json_schema: not valid JSON"):
             constraint_of(asked, tools, DEEPSEEK_V31, {}, inside=inside)
 
 
 def test_a_call_and_an_answer_at_once() -> None:
     with pytest.raises(InvalidRequest, match="response_format"):
-        constraint_of(
-            NUMBER, ToolUse(None, FUNCTIONS, required=True), DEEPSEEK_V31, {}, inside=False
-        )
+        constraint_of(NUMBER, tool_use(required=True), DEEPSEEK_V31, {}, inside=False)
 
 
 TOOLS: Any = [

@@ -64,7 +64,7 @@ def _arguments(tools: ToolUse, schemas: Mapping[str, dict[str, Any]]) -> dict[st
         name: {
             "type": "json_schema",
             "json_schema": schema,
-            "field": tools.schema_fields.get(name, "tools"),
+            "field": tools.schema_fields[name],
         }
         for name, schema in schemas.items()
     }
