@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import resource
+import tempfile
 from pathlib import Path
 
 from mla_router.worker.bounded_file import check_bounded
@@ -74,6 +75,12 @@ def _check_process() -> None:
     except FileNotFoundError as error:
         raise ConfigError(
             "the working directory has been deleted; change to another one"
+        ) from error
+    try:
+        tempfile.gettempdir()  # for the sockets of the processes
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "no folder for temporary files can be written; name one in TMPDIR"
         ) from error
 
 

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,13 @@ def test_a_deleted_working_directory_is_named(
     monkeypatch.chdir(folder)
     folder.rmdir()
     with pytest.raises(ConfigError, match="working directory has been deleted"):
+        preflight.check(WorkerConfig())
+
+
+def test_no_folder_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc", "/dev/null"])
+    with pytest.raises(ConfigError, match="name one in TMPDIR"):
         preflight.check(WorkerConfig())
 
 
