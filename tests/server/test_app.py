@@ -14,6 +14,7 @@ from mla_router.worker.config import SMALL_MODEL, WorkerConfig
 from mla_router.worker.server.app import OPEN_PATHS, make_app
 from mla_router.worker.server.state import ServerState
 from support.fake_worker import FakeWorker, fake_worker, script
+from support.processes import wait_until
 
 JSON = {"Content-Type": "application/json"}
 GENERATING = {
@@ -44,7 +45,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[FakeWorker]:
-    with fake_worker(api_key="s3cret") as worker:
+    with fake_worker(api_key="s3cret", log_requests=True) as worker:
         yield worker
 
 
@@ -214,6 +215,22 @@ def test_the_key_as_anthropics_clients_send_it(locked: FakeWorker) -> None:
 def test_the_key_is_not_shown(locked: FakeWorker) -> None:
     ask(locked, "POST", "/generate", BODY, JSON | {"Authorization": "Bearer s3cret"})
     assert "s3cret" not in locked.running.output()
+
+
+def test_head_is_get_without_a_body(locked: FakeWorker) -> None:
+    for path, status in (("/health", 200), ("/metrics", 401), ("/generate", 401)):
+        got, _, body = ask(locked, "HEAD", path)
+        assert (got, body) == (status, b""), path
+    key = {"Authorization": "Bearer s3cret"}
+    for path in ("/v1/models", "/metrics"):
+        assert ask(locked, "HEAD", path, headers=key)[::2] == (200, b"")
+    assert ask(locked, "HEAD", "/generate", headers=key)[0] == 405
+
+
+def test_a_long_path_is_short_in_the_log(locked: FakeWorker) -> None:
+    assert ask(locked, "POST", "/" + "a" * 5000)[0] == 401
+    wait_until(lambda: "/aaaa" in locked.running.output(), "the line of the request")
+    assert max(map(len, locked.running.output().splitlines())) < 400
 
 
 def test_connections_are_kept(worker: FakeWorker) -> None:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = frozenset(route.path for route in ROUTES if not route.needs_key)
 ADMIN_PATHS = frozenset(route.path for route in ROUTES if route.for_admins)
 REQUEST_ID = web.RequestKey("request_id", str)
+MAX_PATH = 200  # characters of a path in the log and in errors
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; the router logs the same
 
 
@@ -49,9 +50,9 @@ def make_app(state: ServerState) -> web.Application:
     app[IGNORED_FIELDS] = IgnoredFields()
     app.on_response_prepare.append(_add_headers)
     for route in ROUTES:
-        app.router.add_route(
-            route.method, route.path, route.handler, expect_handler=continue_upload
-        )
+        # RFC 9110 9.1: HEAD wherever there is GET. Some monitors ask for /health with it.
+        for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+            app.router.add_route(method, route.path, route.handler, expect_handler=continue_upload)
     return app
 
 
@@ -67,7 +68,8 @@ async def request_log(request: web.Request, handler: Handler) -> web.StreamRespo
         return response
     finally:
         seconds = time.monotonic() - begun
-        path = request.rel_url.raw_path  # still percent-encoded: it cannot break the line
+        # Still percent-encoded: it cannot break the line
+        path = request.rel_url.raw_path[:MAX_PATH]
         log.info("request %s %s %d %.3f s", request.get(REQUEST_ID, "-"), path, status, seconds)
 
 
@@ -83,7 +85,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         kept = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         reason = error.reason
         if error.status == 404:
-            reason = f"unknown path: {request.rel_url.raw_path[:200]}"
+            reason = f"unknown path: {request.rel_url.raw_path[:MAX_PATH]}"
         elif kept:
             reason = f"this path takes {kept['Allow']}, not {request.method[:20]}"
         return json_response(of_status(error.status, reason), status=error.status, headers=kept)
