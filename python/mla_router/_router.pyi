@@ -308,7 +308,8 @@ class Router:
         """Refuses new requests. Returns whether the requests in flight have finished within `timeout_s` seconds."""
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Closes the port and, after `timeout_s`, the connections. Does nothing if the router is not running."""
+        """Closes the port and, after `timeout_s`, the connections. Does nothing if the router is not running,
+        or runs in another process, from which this one was forked."""
 
     def wait(self) -> None:
         """Returns when the router has been stopped. Ctrl-C ends the wait, not the router."""

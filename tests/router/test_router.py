@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import urllib.error
@@ -177,6 +178,28 @@ def test_start_and_stop_may_be_repeated() -> None:
     router.start()
     assert status_of(f"{router.url}/liveness") == 200
     router.stop()
+
+
+def test_a_forked_child_leaves_the_router_to_its_parent() -> None:
+    program = """
+import os, signal, sys, urllib.request
+from mla_router import Router, RouterConfig, RouterError
+
+with Router(RouterConfig(port=0, log_level="warn")) as router:
+    url, parent = router.url, os.getpid()
+    if os.fork() == 0:
+        signal.alarm(20)
+        try:
+            router.wait()
+        except RouterError as error:
+            sys.exit(7 if f"in process {parent}" in str(error) else 8)  # stops at the end of the block
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    print(status, urllib.request.urlopen(f"{url}/liveness").status)
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert child.stdout == "7 200\n", child.stderr
 
 
 def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:

@@ -1,6 +1,6 @@
 //! `Router`: a running router as a Python object, with threads of its own.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{mem, pin::pin, sync::Arc, time::Duration};
 
 use mla_allocator::Returning;
 use mla_router::{Config, Error, RouterHandle, cli};
@@ -36,6 +36,8 @@ enum State {
 /// A running router. It lives until the last call that uses it has returned, also if another thread stops the router.
 struct Running {
     handle: RouterHandle,
+    /// The process with the threads. A child that it forks has none of them, and would wait for them without end.
+    process: u32,
     /// `None` only during the drop.
     runtime: Option<Runtime>,
     _returning: Returning,
@@ -48,7 +50,13 @@ impl Running {
         let returning = Returning::start().map_err(no_threads)?;
         let handle = runtime.block_on(RouterHandle::start(config));
         let handle = handle.map_err(|error| error.to_string())?;
-        Ok(Self { handle, runtime: Some(runtime), _returning: returning })
+        let process = std::process::id();
+        Ok(Self { handle, process, runtime: Some(runtime), _returning: returning })
+    }
+
+    /// Whether this is a forked child of the process of the router.
+    fn is_elsewhere(&self) -> bool {
+        self.process != std::process::id()
     }
 
     /// Waits for `future` without holding the interpreter, and lets Ctrl-C end the wait.
@@ -71,7 +79,11 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+        let Some(runtime) = self.runtime.take() else { return };
+        if self.is_elsewhere() {
+            // Its files are those of the parent, which still uses them.
+            mem::forget(runtime);
+        } else {
             runtime.shutdown_timeout(JOIN_TIMEOUT);
         }
     }
@@ -136,7 +148,7 @@ impl Router {
         running.wait_for(py, running.handle.drain(grace))
     }
 
-    /// Closes the port and, after `timeout_s`, the connections. Does nothing if it is not running.
+    /// Closes the port and, after `timeout_s`, the connections. Does nothing if it is not running in this process.
     #[pyo3(signature = (timeout_s = 5.0))]
     fn stop(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let grace = seconds(timeout_s)?;
@@ -177,6 +189,9 @@ impl Router {
     fn take_running(&self) -> Option<Arc<Running>> {
         let mut state = self.state.lock();
         let State::Running(running) = &*state else { return None };
+        if running.is_elsewhere() {
+            return None;
+        }
         let running = Arc::clone(running);
         *state = State::Stopped;
         Some(running)
@@ -184,6 +199,12 @@ impl Router {
 
     fn running(&self) -> PyResult<Arc<Running>> {
         match &*self.state.lock() {
+            State::Running(running) if running.is_elsewhere() => {
+                let (parent, this) = (running.process, std::process::id());
+                Err(RouterError::new_err(format!(
+                    "the router runs in process {parent}, from which process {this} was forked"
+                )))
+            }
             State::Running(running) => Ok(Arc::clone(running)),
             _ => Err(RouterError::new_err("the router is not running")),
         }
