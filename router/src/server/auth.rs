@@ -16,6 +16,9 @@ use crate::{
 /// Routes that answer without a key: health probes have none.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/liveness", "/readiness"];
 
+/// The scheme of the keys in `Authorization`.
+const SCHEME: &[u8] = b"Bearer ";
+
 /// Checks whether a request to `endpoint` may pass: it has a valid key, or needs none and comes from no foreign web
 /// page. `route` is its path; for the router's own endpoints it equals the route. Fails with `Unauthorized`,
 /// `ForeignHost` or `ForeignOrigin`.
@@ -42,7 +45,11 @@ pub(super) fn check(
 /// The key of a request, in the form of OpenAI's clients or of Anthropic's.
 fn key_of(headers: &HeaderMap) -> Option<&[u8]> {
     match headers.get(header::AUTHORIZATION) {
-        Some(value) => value.as_bytes().strip_prefix(b"Bearer "),
+        Some(value) => {
+            // RFC 9110 11.1: the case of a scheme means nothing.
+            let (scheme, key) = value.as_bytes().split_at_checked(SCHEME.len())?;
+            scheme.eq_ignore_ascii_case(SCHEME).then_some(key)
+        }
         None => headers.get(X_API_KEY).map(HeaderValue::as_bytes),
     }
 }
@@ -59,4 +66,24 @@ fn is_open(route: &str) -> bool {
 fn is_one_of<'a>(sent: &[u8], keys: impl Iterator<Item = &'a ApiKey>) -> bool {
     let found = keys.map(|key| sent.ct_eq(key.as_bytes()));
     found.fold(Choice::from(0), |any, this| any | this).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_case_of_the_scheme_means_nothing() {
+        for (sent, key) in [
+            ("Bearer k", Some(&b"k"[..])),
+            ("bearer k", Some(b"k")),
+            ("BEARER K", Some(b"K")),
+            ("Basic k", None),
+            ("Bearer", None),
+            ("Bearerk", None),
+        ] {
+            let headers = [(header::AUTHORIZATION, HeaderValue::from_static(sent))];
+            assert_eq!(key_of(&HeaderMap::from_iter(headers)), key, "{sent}");
+        }
+    }
 }

@@ -69,7 +69,12 @@ impl ConnectionLimit {
         let extra = MAX_EXTRA.min(possible / 4).max(1);
         let count = asked.min(possible.saturating_sub(extra)).max(1);
         if asked > count {
-            tracing::info!("at most {count} connections, by the limit of {files} open files");
+            let cause = format!("at most {count} connections, by the limit of {files} open files");
+            if count < asked / 10 {
+                tracing::warn!("{cause}; raise the hard limit, as by `ulimit -n`");
+            } else {
+                tracing::info!("{cause}");
+            }
         }
         Self {
             count,

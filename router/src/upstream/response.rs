@@ -53,7 +53,9 @@ pub(super) fn read(unread: &mut Bytes, to_head: bool) -> Result<Option<Head>, &'
         let Status::Complete(length) = parsed else {
             return Ok(None);
         };
-        let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
+        // RFC 9110 15: a status from 600 on is invalid.
+        let code = response.code.filter(|code| *code < 600);
+        let status = code.and_then(|code| StatusCode::from_u16(code).ok());
         let status = status.ok_or("a malformed status")?;
         let version = response.version.unwrap_or_default();
         if status == StatusCode::SWITCHING_PROTOCOLS {
@@ -261,8 +263,8 @@ mod tests {
         let many = format!("HTTP/1.1 200 OK\r\n{}", "a: b\r\n".repeat(MAX_FIELDS + 1));
         let switch =
             "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n";
-        let status = "HTTP/1.1 99 x\r\n\r\n";
-        for head in ["garbage\r\n\r\n", "HTTP/2 200\r\n\r\n", status, switch, &many] {
+        let [low, high] = ["HTTP/1.1 99 x\r\n\r\n", "HTTP/1.1 600 x\r\n\r\n"];
+        for head in ["garbage\r\n\r\n", "HTTP/2 200\r\n\r\n", low, high, switch, &many] {
             assert!(read(&mut Bytes::copy_from_slice(head.as_bytes()), false).is_err(), "{head:?}");
         }
         let coded = "HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\nrest";

@@ -127,6 +127,13 @@ async fn light_requests_are_answered_at_the_connection_limit() {
     busy.abort();
 }
 
+#[tokio::test]
+async fn few_open_files_are_a_warning_with_the_mend() {
+    let mut process = Process::start_after("ulimit -n 64", &["--port", "0"]);
+    let line = process.line_with("by the limit of 64 open files").await;
+    assert!(line.contains("WARN") && line.contains("ulimit -n"), "{line}");
+}
+
 /// File descriptors for workers and health checks are reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn low_file_limit_fails_no_request() {
