@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message = re.sub(r"(--[\w-]*key[ =])\S+", r"\1***", message)
         self.exit(2, f"error: {message}{self._hint(message)}\n")
 
     def _hint(self, message: str) -> str:

@@ -229,6 +229,8 @@ def test_sglang_short_names(model: Path) -> None:
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),
+        (["--apikey", "s3cret"], "--apikey ***; did you mean --api-key?"),
+        (["--worker-api-key=s3cret"], "--worker-api-key=***"),
         (["--policy", "x"], "--policy x; did you mean --router-policy?"),
         (["--router-foo", "3"], "--router-foo 3 (--help shows every flag)"),
         (["--nope"], "--nope (--help shows every flag)"),  # not --nnodes

@@ -1,7 +1,12 @@
 //! Setting types with checks. A value is checked once, when it is parsed from a flag or from a field of the bindings.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{ffi::OsStr, fmt, str::FromStr, time::Duration};
 
+use clap::{
+    Arg, Command,
+    builder::{TypedValueParser, ValueParserFactory},
+    error::ErrorKind,
+};
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
@@ -236,11 +241,43 @@ impl FromStr for ApiKey {
         if text.is_empty() {
             // The flag may not be on the command line at all.
             Err("a key is not empty: leave it out, or unset its environment variable".to_owned())
+        } else if text.trim().len() < text.len() {
+            // The newline of its file, as a rule.
+            Err("the key begins or ends with a blank or a newline; remove it".to_owned())
         } else if text.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(text.to_owned()))
         } else {
             Err("a key has visible ASCII characters only, without spaces".to_owned())
         }
+    }
+}
+
+impl ValueParserFactory for ApiKey {
+    type Parser = KeyParser;
+
+    fn value_parser() -> KeyParser {
+        KeyParser
+    }
+}
+
+/// Parses keys of flags and variables. Its errors do not show the value, as those of clap do.
+#[derive(Clone)]
+pub struct KeyParser;
+
+impl TypedValueParser for KeyParser {
+    type Value = ApiKey;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        flag: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<ApiKey, clap::Error> {
+        value.to_string_lossy().parse().map_err(|why: String| {
+            let name = flag.map_or_else(|| "a key".to_owned(), ToString::to_string);
+            let message = format!("invalid value for '{name}': {why}\n");
+            clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command)
+        })
     }
 }
 
@@ -252,7 +289,10 @@ impl fmt::Debug for ApiKey {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn a_time_is_above_zero_and_up_to_a_year() {
@@ -262,6 +302,24 @@ mod tests {
         }
         for bad in [0.0, -1.0, 1e-10, 32_000_000.0, f64::INFINITY, f64::NAN] {
             assert!(Seconds::try_from(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_error_of_a_key_does_not_show_it() {
+        for (key, why) in [
+            ("sesame\n", "ends with a blank or a newline; remove it"),
+            ("ses ame", "visible ASCII"),
+            ("s\u{e9}same", "visible ASCII"),
+            ("", "not empty"),
+        ] {
+            for flag in ["--api-key", "--admin-api-key", "--worker-api-key", "--replay-key"] {
+                let error = Config::try_parse_from(["mla-router", flag, key]).expect_err("invalid");
+                let text = error.to_string();
+                assert!(text.contains(flag) && text.contains(why), "{text}");
+                assert!(key.is_empty() || !text.contains(&key[key.len() - 4..]), "{text}");
+                assert_eq!(error.exit_code(), 2);
+            }
         }
     }
 }
