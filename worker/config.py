@@ -1,6 +1,6 @@
 """The settings of a worker and the values that follow from several of them.
 
-`settings.py` has the fields. This module checks them against each other.
+`settings.py` has the fields, and `config_checks.py` checks them against each other.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mla_router.worker.settings import (
-    EXIT_BAD_SETTINGS,
-    MIN_DIST_KEY,
-    NOT_UTF8,
-    ConfigError,
-    Settings,
-)
+from mla_router.worker.config_checks import check_together
+from mla_router.worker.settings import EXIT_BAD_SETTINGS, NOT_UTF8, ConfigError, Settings
 from mla_router.worker.tree_shape import TreeShape
 
 __all__ = [
@@ -46,7 +41,6 @@ _ROUTER_KEYS = {"MLA_ROUTER_WORKER_API_KEY", "MLA_ROUTER_WORKER_ADMIN_API_KEY"}
 _NUM_DRAFTS = 3
 # Rows of a request whose drafts are a tree: as SGLang for Llama
 _TREE_NODES = 8
-_MAX_NODES = 64  # an int64 has a bit for each
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
@@ -57,102 +51,7 @@ class WorkerConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_values()
-        if not re.fullmatch(r"(\d{1,4}(,\d{1,4})*)?", self.cuda_graph_bs):
-            raise ConfigError(
-                f"--cuda-graph-bs {self.cuda_graph_bs}: give batch sizes, such as 1 2 4 8"
-            )
-        for domain in self.media_domains:
-            if not re.fullmatch(r"[\w.-]+|[\da-fA-F:]+", domain):  # a name or an address
-                raise ConfigError(
-                    f"--allowed-media-domains {domain}: give domains alone, such as example.com, without scheme, port, path or *"
-                )
-        if self.tp_size % self.ep_size:
-            raise ConfigError(f"--ep-size {self.ep_size}: must divide --tp-size {self.tp_size}")
-        for flag, is_set in (
-            ("--init-expert-location", self.init_expert_location != "trivial"),
-            ("--ep-num-redundant-experts", self.ep_num_redundant_experts > 0),
-        ):
-            if is_set and self.ep_size == 1:
-                raise ConfigError(f"{flag}: needs --ep-size of at least 2")
-        if self.tp_size % self.attn_dp_size:
-            raise ConfigError(
-                f"--dp-size {self.attn_dp_size}: must divide --tp-size {self.tp_size}"
-            )
-        if self.nnodes > 1:
-            self._check_nodes()
-        elif self.node_rank:
-            raise ConfigError(f"--node-rank {self.node_rank}: set --nnodes, which is 1")
-        self._check_speculation()
-        if self.chunked_prefill_size == 0:
-            raise ConfigError("--chunked-prefill-size 0: give at least 1, or -1 for whole prompts")
-
-    def _check_nodes(self) -> None:
-        flag = f"--nnodes {self.nnodes}"
-        if self.tp_size % self.nnodes:
-            raise ConfigError(f"{flag}: must divide --tp-size {self.tp_size}")
-        if self.attn_dp_size > 1 and self.attn_dp_size % self.nnodes:
-            raise ConfigError(
-                f"{flag}: must divide --dp-size {self.attn_dp_size} with --enable-dp-attention: each DP rank is on one node"
-            )
-        if self.node_rank >= self.nnodes:
-            raise ConfigError(f"--node-rank {self.node_rank}: must be less than {flag}")
-        if not self.dist_init_addr:
-            raise ConfigError(f"{flag}: give --dist-init-addr HOST:PORT, the same on all nodes")
-        if len(self.dist_key) < MIN_DIST_KEY:
-            raise ConfigError(
-                f"{flag}: set MLA_ROUTER_DIST_KEY to a secret of at least {MIN_DIST_KEY} characters, the same on all nodes"
-            )
-
-    def _check_speculation(self) -> None:
-        flag = "--speculative-algorithm"
-        rows = self.speculative_num_draft_tokens
-        if self.speculative_algorithm == "none":
-            for spec in dataclasses.fields(self):
-                value, other = getattr(self, spec.name), "--" + spec.name.replace("_", "-")
-                if other.startswith("--speculative-") and value != spec.default:
-                    raise ConfigError(f"{other} {value}: needs {flag} NEXTN, EAGLE or NGRAM")
-            return
-        if self.speculative_algorithm == "NGRAM" and self.speculative_draft_model_path:
-            raise ConfigError(
-                f"--speculative-draft-model-path {self.speculative_draft_model_path!r}: {flag} NGRAM has no draft layer"
-            )
-        if self.speculative_algorithm == "EAGLE" and not self.speculative_draft_model_path:
-            raise ConfigError(
-                f"{flag} EAGLE: give --speculative-draft-model-path, the folder of the draft head"
-            )
-        if self.speculative_eagle_topk > 1:
-            self._check_tree(flag)
-        elif rows and rows != self.num_drafts + 1:
-            raise ConfigError(
-                f"--speculative-num-draft-tokens {rows}: must be --speculative-num-steps + 1, {self.num_drafts + 1}; or "
-                f"leave it out"
-            )
-        for other, is_set in (
-            ("--enable-flashinfer-mla", self.enable_flashinfer_mla),
-            ("--enable-torch-compile", self.enable_torch_compile),
-        ):
-            if is_set:
-                raise ConfigError(
-                    f"{flag} {self.speculative_algorithm}: not with {other}; leave one of the two out"
-                )
-
-    def _check_tree(self, flag: str) -> None:
-        tree, topk = self.tree, f"--speculative-eagle-topk {self.speculative_eagle_topk}"
-        assert tree is not None, "trees are on"
-        if self.speculative_algorithm == "NGRAM":
-            raise ConfigError(f"{topk}: trees need {flag} NEXTN or EAGLE; with NGRAM leave it out")
-        if self.attention_backend == "flashinfer":
-            raise ConfigError(f"{topk}: not with --attention-backend flashinfer")
-        most = min(tree.candidates + 1, _MAX_NODES)
-        if not 2 <= tree.nodes <= most:
-            raise ConfigError(
-                f"--speculative-num-draft-tokens {tree.nodes}: from 2 to {most} with {topk} and "
-                f"--speculative-num-steps {tree.depth}"
-            )
-        if tree.expanded > _MAX_NODES:
-            raise ConfigError(
-                f"{topk}: times one less than --speculative-num-steps {tree.depth} must be at most {_MAX_NODES}"
-            )
+        check_together(self)
 
     @property
     def tree(self) -> TreeShape | None:
