@@ -142,25 +142,26 @@ class LatentAttention(AttentionLayer):
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed multi-query attention over the latents themselves."""
         w_uk, w_uv = self.up_projections()
-        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk, self.rounding())
+        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk, self.bmm_format())
         latent = self.decode_latents(batch, q_latent, q, cache)
-        expand_values(latent, w_uv, out, self.rounding_of_latents())
+        expand_values(latent, w_uv, out, self.latent_bmm_format())
 
     def decode_latents(
         self, batch: ForwardBatch, q_latent: Tensor, q: Tensor, cache: Tensor
     ) -> Tensor:
+        """Returns the attended latents [T, H, kv_lora_rank] of absorbed queries, and of the rotary part of `q`."""
         q_pe = q[..., self.qk_nope_head_dim :]
         return batch.attention[self.attention_index].mla_decode(
             q_latent, q_pe, cache, scales=self.scales_of(cache)
         )
 
-    def rounding(self, scale: float = 1.0) -> StaticFP8 | None:
+    def bmm_format(self, scale: float = 1.0) -> StaticFP8 | None:
         """Returns the FP8 format of the activations in products with w_uk and w_uv (--mla-bmm-dtype)."""
         return None if self.bmm_dtype is None else StaticFP8(self.bmm_dtype, scale)
 
-    def rounding_of_latents(self) -> StaticFP8 | None:
-        """Attended latents are averages of cached ones: these have the scale of the cache's rows."""
-        return self.rounding(self.kv_scales.keys)
+    def latent_bmm_format(self) -> StaticFP8 | None:
+        """Returns the format of attended latents: averages of cached ones, which have the scale of the cache's rows."""
+        return self.bmm_format(self.kv_scales.keys)
 
     def absorbs_quantized(self, weight: Weight, dtype: torch.dtype) -> bool:
         """Whether kv_b_proj stays quantized: it was asked for, and decode has kernels for its halves, head by head."""
@@ -198,10 +199,10 @@ class LatentAttention(AttentionLayer):
             interleaved=self.interleaved,
             settled=True,
             kv_scale=self.scales_of(cache).keys,
-            fp8=self.rounding(),
+            fp8=self.bmm_format(),
         )
         latent = self.decode_latents(batch, q_latent, q, cache)
-        return expand_rows(latent, w_uv, self.o_proj.row_form(q), self.rounding_of_latents())
+        return expand_rows(latent, w_uv, self.o_proj.row_form(q), self.latent_bmm_format())
 
 
 class NonAbsorbedAttention(LatentAttention):

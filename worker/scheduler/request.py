@@ -165,6 +165,14 @@ class Request:
         """Sort key of the claim to memory, strongest first."""
         return -self.priority, self.arrival
 
+    def prefix_key(self) -> tuple[int, ...]:
+        """Returns a sort key by which requests with common first pages are adjacent: its pages 0, 1, 3, 7 and so on."""
+        if self.prefix_pages is None:
+            self.prefix_pages = tuple(
+                [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
+            )
+        return self.prefix_pages
+
     @property
     def is_live(self) -> bool:
         return self.finish_reason is None
@@ -213,6 +221,17 @@ class Request:
             outputs = self.max_tokens
         return len(self.prompt) + outputs - 1
 
+    def tokens_in(self, plan: StepPlan) -> int:
+        """Returns the maximum number of tokens of its decode slot in a step."""
+        return min(self.tokens_per_row, plan.tokens_per_decode)
+
+    def take_decode(self, tokens: int) -> int:
+        """Counts one decode step of at most `tokens` tokens as launched. Returns its `decode_bound`."""
+        bound = self.decode_bound(tokens)
+        self.launched_outputs += tokens
+        self.least_outputs += 1
+        return bound
+
     def take_chunk(self, budget: int) -> PrefillChunk:
         """Returns the next chunk of the context, at most `budget` tokens, and counts it as launched."""
         start = self.launched_prompt
@@ -252,6 +271,16 @@ class Request:
                 rows.append(ImageRows(first - start, info.key, first - placed.start, count))
         return tuple(rows)
 
+    def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
+        """Adds the logprobs of prompt tokens from a computed chunk."""
+        if not chunk.logprob_tokens:
+            return
+        assert logprobs is not None and self.prompt_logprobs is not None, f"{self!r} {chunk!r}"
+        self.prompt_logprobs.logprobs.extend(logprobs.logprobs)
+        self.prompt_logprobs.top_ids.extend(logprobs.top_ids)
+        self.prompt_logprobs.top_logprobs.extend(logprobs.top_logprobs)
+        self.logprobs_until += len(chunk.logprob_tokens)
+
     @property
     def may_jump(self) -> bool:
         """Whether it may jump. Logprobs and penalties need a step for each token."""
@@ -270,35 +299,6 @@ class Request:
             self.move_to(State.PREFILL)
             self.is_jumping = True
         return run[1:]
-
-    def prefix_key(self) -> tuple[int, ...]:
-        """Returns a sort key by which requests with common first pages are adjacent: its pages 0, 1, 3, 7 and so on."""
-        if self.prefix_pages is None:
-            self.prefix_pages = tuple(
-                [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
-            )
-        return self.prefix_pages
-
-    def tokens_in(self, plan: StepPlan) -> int:
-        """Returns the maximum number of tokens of its decode slot in a step."""
-        return min(self.tokens_per_row, plan.tokens_per_decode)
-
-    def take_decode(self, tokens: int) -> int:
-        """Counts one decode step of at most `tokens` tokens as launched. Returns its `decode_bound`."""
-        bound = self.decode_bound(tokens)
-        self.launched_outputs += tokens
-        self.least_outputs += 1
-        return bound
-
-    def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
-        """Adds the logprobs of prompt tokens from a computed chunk."""
-        if not chunk.logprob_tokens:
-            return
-        assert logprobs is not None and self.prompt_logprobs is not None, f"{self!r} {chunk!r}"
-        self.prompt_logprobs.logprobs.extend(logprobs.logprobs)
-        self.prompt_logprobs.top_ids.extend(logprobs.top_ids)
-        self.prompt_logprobs.top_logprobs.extend(logprobs.top_logprobs)
-        self.logprobs_until += len(chunk.logprob_tokens)
 
 
 def _with_keys(prompt: list[int], images: Sequence[PlacedImage]) -> list[int]:
