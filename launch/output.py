@@ -32,7 +32,7 @@ class Output:
         self._coloured = stream.isatty()
         self._waiting: queue.Queue[str | threading.Event] = queue.Queue(MAX_WAITING)
         self._lost = 0  # lines so far
-        # Streams without a file descriptor, as of tests and actors, never wait
+        # Streams without a file descriptor, such as those of tests and actors, never wait
         self._has_thread = isinstance(stream, io.TextIOWrapper)
         if self._has_thread:
             threading.Thread(target=self._write_lines, name="output", daemon=True).start()

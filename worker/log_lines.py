@@ -72,13 +72,13 @@ class LogLines(logging.Handler):
 
 def unblocked_write(descriptor: int) -> Callable[[bytes], int]:
     """Returns `os.write` to `descriptor` that raises BlockingIOError instead of waiting. The descriptor itself stays as
-    it is: other programs, as the shell, use the same open file. Writes to regular files may wait for their disk."""
+    it is: other programs, such as the shell, use the same open file. Writes to regular files may wait for their disk."""
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISSOCK(mode):  # as of systemd's journal
+    if stat.S_ISSOCK(mode):  # such as systemd's journal
         connection = socket.socket(fileno=os.dup(descriptor))
         return lambda data: connection.send(data, socket.MSG_DONTWAIT)
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
-        with contextlib.suppress(OSError):  # of a file of another user, as after `su`
+        with contextlib.suppress(OSError):  # of a file of another user, such as after `su`
             descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
     return lambda data: os.write(descriptor, data)

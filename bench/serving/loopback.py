@@ -62,7 +62,7 @@ class LoopbackGroup(Group):
     """Rank 0 of `size` ranks without the others."""
 
     def __init__(self, size: int, link: Link, *rows: Tensor, all_to_all: bool = False) -> None:
-        """`rows`: of all ranks, for gathers of rows of each dtype and width. `all_to_all`: as of `Group.join`, on a GPU."""
+        """`rows`: of all ranks, for gathers of rows of each dtype and width. `all_to_all`: see `Groups.join`, on a GPU."""
         super().__init__(0, size, object())
         self.link = link
         self.waited_s = 0.0  # modelled time of all calls so far; a replayed graph makes none

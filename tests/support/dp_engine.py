@@ -31,7 +31,7 @@ IDLE = Step(StepPlan((), (), (), (), ()), None)
 
 
 class Division(NamedTuple):
-    """Ranks in DP ranks, and the parts of the experts. `all_to_all`: as of `Groups`."""
+    """Ranks in DP ranks, and the parts of the experts. `all_to_all`: see `Groups`."""
 
     size: int
     dp_size: int

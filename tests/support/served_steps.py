@@ -25,7 +25,7 @@ TOLERANCE = 1e-4  # of a logprob: sums have another order
 def served(
     folder: Path, *, seed: int = 0, count: int = 12, capacity: Capacity = CAPACITY, **how: Any
 ) -> RecordingEngine:
-    """Returns the engine of one rank after random requests. `how`: as of `engine_of_rank`."""
+    """Returns the engine of one rank after random requests. `how`: see `engine_of_rank`."""
     engine = engine_of_rank(ONE_RANK, folder, capacity, **how)
     serve(engine, seed, count)
     return engine

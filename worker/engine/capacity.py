@@ -143,7 +143,7 @@ def capacity_without_pages(
     *,
     takes_images: bool = False,
 ) -> Capacity:
-    """Returns the capacity of an engine whose KV cache has no pages yet. `window`: as of `own_window`."""
+    """Returns the capacity of an engine whose KV cache has no pages yet. `window`: see `own_window`."""
     return Capacity(
         0,
         config.page_size,

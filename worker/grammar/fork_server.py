@@ -83,7 +83,7 @@ class ForkServer:
 
     @property
     def state(self) -> str:
-        """The state of the fork server, as of `state_of`."""
+        """The state of the fork server (`state_of`)."""
         return state_of(self.pid)
 
     def kill(self) -> None:

@@ -102,7 +102,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def fill_random(self, places: Mapping[str, Place], generator: torch.Generator) -> None:
-        """Draws the weight of one part of a layer from N(0, 1 / inputs). `places`: as of `shards`. A piece is cut from
+        """Draws the weight of one part of a layer from N(0, 1 / inputs). `places`: see `shards`. A piece is cut from
         the whole weight, so that the numbers do not depend on the ranks."""
 
 

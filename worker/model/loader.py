@@ -111,7 +111,7 @@ def load_eagle(
     model: CausalLM, folder: Path, *, config: ModelConfig | None = None, dummy: bool = False
 ) -> EagleHead:
     """Returns the EAGLE draft head in `folder` for `model`: on its device, in its dtype, with its table of rotations,
-    and of its rank. `config`: as of `load_mtp`. Raises ModelError."""
+    and of its rank. `config`: see `load_mtp`. Raises ModelError."""
     config = read_eagle_config(folder, config or _config_of_whole(model))
     has_bias = not dummy and has_tensor(folder, "fc.bias")
     head = model.head.values

@@ -179,7 +179,7 @@ class Gate(nn.Module):
         # Arguments of `moe_routing`: `table` on a rank with some of the experts, `counts` if their load is counted
         self.table: Tensor | None
         self.counts: Tensor | None
-        # As of `ExpertTables`, if rows are sent to the ranks of their experts alone
+        # `ExpertTables.reaches`, if rows are sent to the ranks of their experts alone
         self.reaches: Tensor | None
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("reaches", None, persistent=False)

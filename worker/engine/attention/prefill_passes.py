@@ -38,7 +38,7 @@ def plan_passes(
 ) -> list[Pass]:
     """Returns one causal pass over all keys if they are at most `max_keys`. Otherwise returns a causal pass over the new
     tokens, then passes over up to `max_keys` keys of the prefixes each. Keys before the `window` of a chunk's first query
-    are in no pass. `heads`: query heads; `block_queries`: as of `prefill_tables`."""
+    are in no pass. `heads`: query heads; `block_queries`: see `prefill_tables`."""
     tabled = partial(prefill_tables, heads=heads, window=window, block_queries=block_queries)
     starts = [chunk.start for chunk in chunks]
     begins = [chunk.first_key(window) for chunk in chunks]

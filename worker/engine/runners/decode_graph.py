@@ -38,7 +38,7 @@ class DecodeGraph:
     queries: int = 1  # rows of a slot, next to each other
 
     def replay(self, slots: SlotState, rows: Tensor, kinds: Tensor) -> HeadOutput:
-        """Returns the output for `rows` [3, size] of `kinds` [size], as of `SlotState.look_up`. The next replay of any
+        """Returns the output for `rows` [3, size] of `kinds` [size] (`SlotState.look_up`). The next replay of any
         decode graph overwrites the output."""
         slots.look_up(rows, kinds, self.looked_up, self.queries)
         self.graph.replay()

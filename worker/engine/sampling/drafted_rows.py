@@ -33,10 +33,10 @@ class DraftedRows:
     numbers: Tensor  # [R] int32, of the rows of a slot
     offsets: Tensor  # [R] int32, positions after the slot's last token
     positions: Tensor  # [R] int32, of the tokens that are drawn
-    bounds: Tensor  # [D] int64, as of `StepPlan.decode_bounds`
+    bounds: Tensor  # [D] int64, `StepPlan.decode_bounds`
     drafts: Tensor  # [all slots, K] int64
     trees: Trees | None  # None: the drafts are chains
-    limits: Tensor | None = None  # with a tree: of the D slots, as of `accept_tree`
+    limits: Tensor | None = None  # with a tree: of the D slots (`accept_tree`)
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class DraftedRows:
         self, drawn: Tensor, owners: Tensor, tokens: SlotTokens, out: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Accepts drafts by the tokens `drawn` [R] int32, for the slots `owners` [S] int64. Returns the row of the last
-        token of each, [S] int64, and of trees the accepted nodes (`accept_tree`). The rest is as of `accept`."""
+        token of each, [S] int64, and of trees the accepted nodes (`accept_tree`). Writes the rest as `accept` does."""
         lengths, last_token = tokens.lengths, tokens.last_token
         last = torch.empty_like(owners)
         if self.trees is None:

@@ -26,13 +26,13 @@ class Draws:
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Returns the `count` best tokens of each row by `logits` [R, V], the one that `draw` takes first, [R, count]
-        int64, and the logarithms of their shares, as of `top_scores`. Moves to the next positions."""
+        int64, and the logarithms of their shares (`top_scores`). Moves to the next positions."""
         found = top_scores(logits, self._positions, self._temperature, self._seed, count)
         self._positions = self._positions + 1
         return found
 
     def draw(self, logits: Tensor, threshold: Tensor | None = None) -> None:
-        """Draws from `logits` [R, V], with `threshold` as of `sample`, and moves to the next positions."""
+        """Draws from `logits` [R, V], with `threshold` (`sample`), and moves to the next positions."""
         sample(
             logits,
             self._rows,

@@ -42,7 +42,7 @@ class Sampled(NamedTuple):
     # [S] int64
     tokens: Tensor | None = None
     last: Tensor | None = None
-    path: Tensor | None = None  # with a tree: the accepted nodes of each slot, as of `accept_tree`
+    path: Tensor | None = None  # with a tree: the accepted nodes of each slot (`accept_tree`)
 
 
 class Sampler:

@@ -23,7 +23,7 @@ class DraftArrays:
     penalized: Tensor  # int64, indices of slots into `StepPlan.sampled_slots`
     # [D] int32, rows of each decode slot that may give a token; None: all
     room: Tensor | None = None
-    # Of trees: the nodes that may have logprobs, as of `SampledRows.on_paths`
+    # Of trees: the nodes that may have logprobs (`SampledRows.on_paths`)
     nodes: Tensor | None = None
     firsts: Tensor | None = None
 

@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 class ExpertTables(NamedTuple):
     """The places of E experts. Row s among the rows of all ranks takes the replica in column s % C."""
 
-    table: Tensor  # [E, C] int32: the index on this rank or -1, as of `moe_routing`
+    table: Tensor  # [E, C] int32: the index on this rank or -1 (`moe_routing`)
     reaches: Tensor  # [E, C, size] bool: whether each rank has the replica, or a part of it
     counts: Tensor | None = None  # [E] int64: the pairs of all ranks are added to it
 
@@ -52,7 +52,7 @@ class Dispatched(NamedTuple):
 def dispatch_torch(
     group: Group, rows: Activations, choice: Choice, experts: ExpertTables, counts: Sequence[int]
 ) -> Dispatched:
-    """Returns the rows of all ranks. `rows` [T, N], `counts`: as of `Group.gather_rows`."""
+    """Returns the rows of all ranks. `rows` [T, N], `counts`: see `Group.gather_rows`."""
     weights, ids = group.gather_rows(choice.weights, counts), group.gather_rows(choice.ids, counts)
     idle, expert = ids < 0, ids.clamp(min=0)
     column = (torch.arange(len(ids), device=ids.device) % experts.table.shape[1])[:, None]

@@ -42,7 +42,7 @@ def look_up_nodes(
     into: LookedUp,
 ) -> None:
     """Writes the inputs of the nodes among the first rows to `into`. `rows` [3, B] int64: their slots, bounds,
-    and numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32, as of `look_up`;
+    and numbers of nodes; `kinds` [B] int8; `last_token` [slots] int64, `lengths` [slots] int32: see `look_up`;
     `drafts` [slots, N - 1] int64: the tokens of the nodes after the root.
 
     The depth of a node gives its position. Its length counts the tokens before the root only: it attends to these,

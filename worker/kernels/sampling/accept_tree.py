@@ -37,7 +37,7 @@ def accept_tree(
 
     Writes the gained tokens to `out` [S, n] int32, with UNUSED after them: n is one more than the depth of the trees.
     Writes the accepted nodes, the root included if it is not idle, to `path` [S, n] int64, with UNUSED after them.
-    `limits` [D] int32: the numbers of accepted nodes are less; by default any node may be. The rest is as of `accept`.
+    `limits` [D] int32: the numbers of accepted nodes are less; by default any node may be. The rest is as in `accept`.
     """
     op = accept_tree_triton if sampled.is_cuda else accept_tree_torch
     op(sampled, slots, bounds, drafts, parents, lengths, last_token, out, last_rows, path, limits)

@@ -42,7 +42,7 @@ class Beam(NamedTuple):
     """The nodes of a depth that are expanded, K of each of S slots, next to each other."""
 
     rows: LookedUp  # [S * K], the rows of a step; the location of an idle one is 0
-    visible: Tensor  # [S * K] int64, as of `TreeTail`: bit i: node i of those that are expanded is the node or its ancestor
+    visible: Tensor  # [S * K] int64, as in `TreeTail`: bit i: node i of those that are expanded is the node or its ancestor
     confidences: Tensor  # [S * K] float32, logarithms
     candidates: Tensor  # [S * K] int64, their numbers among the candidates of the slot
     parents: Tensor  # [S * K] int64, the rows of their parents among those of the depth before
