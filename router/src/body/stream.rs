@@ -296,9 +296,9 @@ impl EventStream {
         let State::Streaming { frames, .. } = &self.state else { return false };
         let backend = frames.backend();
         if backend.silent_for() >= MIN_SILENCE {
-            backend.probe_now();
+            backend.health.probe_now();
         }
-        backend.is_lost() && self.is_replayable()
+        backend.health.is_lost() && self.is_replayable()
     }
 
     fn is_replayable(&self) -> bool {

@@ -55,7 +55,7 @@ pub struct Backend {
     pub(super) first_byte_time: FirstByteTime,
     pub(super) speed: Speed,
     pub(super) breaker: Breaker,
-    pub(super) health: HealthState,
+    pub health: HealthState,
     failures: FailureLog,
     /// Whether a good health check covers the engine, and not only the HTTP server.
     health_covers_engine: AtomicBool,
@@ -176,35 +176,9 @@ impl Backend {
         self.health.set_phase(phase);
     }
 
-    /// Resolves when a health check has been requested since the last call.
-    pub async fn probe_requested(&self) {
-        self.health.probe_requested().await;
-    }
-
-    /// Marks the worker as lost: it is dead or frozen. Resolves [`Backend::lost`].
-    pub(super) fn abort_waiters(&self) {
-        self.health.abort_waiters();
-    }
-
-    /// Resolves when the worker is found dead or frozen. Requests that wait for a first byte then go to other workers.
-    /// Streams that have started continue.
-    pub async fn lost(&self) {
-        self.health.lost().await;
-    }
-
-    /// Whether the worker has been found dead or frozen.
-    pub fn is_lost(&self) -> bool {
-        self.health.is_lost()
-    }
-
     /// Number of requests on the backend.
     pub fn requests(&self) -> u32 {
         self.last_activity.requests()
-    }
-
-    /// Requests a health check now.
-    pub fn probe_now(&self) {
-        self.health.probe_now();
     }
 
     /// Records that a byte of some response has arrived.
@@ -256,11 +230,6 @@ impl Backend {
         self.first_byte_time.limit(pending_tokens, limit)
     }
 
-    /// The limit for a canary request behind `pending_tokens` prompt tokens; at least `least`.
-    pub(super) fn canary_limit(&self, pending_tokens: u64, least: Duration) -> Duration {
-        self.first_byte_time.limit(pending_tokens, least)
-    }
-
     /// Marks the engine as frozen although its HTTP server answers. Requests that wait for a first byte go to
     /// other workers.
     pub(super) fn freeze(&self) {
@@ -268,7 +237,7 @@ impl Backend {
         // Good health checks bring the worker back into rotation, so the breaker must keep it out.
         self.record(Outcome::Late(Duration::ZERO), true);
         self.suspect();
-        self.abort_waiters();
+        self.health.abort_waiters();
     }
 
     /// Whether no byte has arrived since the engine was found frozen.

@@ -136,7 +136,7 @@ impl EngineCheck {
         drop(replicas);
         match self.canary {
             Canary::Known => {
-                let limit = backend.canary_limit(pending, MIN_CANARY_TIMEOUT);
+                let limit = backend.first_byte_time.limit(pending, MIN_CANARY_TIMEOUT);
                 self.send_canary(limit).await
             }
             _ => !self.counts || backend.silent_for() < backend.silence_limit(pending),

@@ -32,7 +32,7 @@ impl Phase {
 
 /// The health of one worker, as its requests and its health check share it.
 #[derive(Debug)]
-pub(super) struct HealthState {
+pub struct HealthState {
     phase: AtomicU8,
     /// Whether the worker is dead or frozen: a first byte will not come.
     lost: AtomicBool,
@@ -53,7 +53,7 @@ impl HealthState {
         }
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub fn phase(&self) -> Phase {
         Phase::from_u8(self.phase.load(Ordering::Acquire))
     }
 
@@ -71,27 +71,29 @@ impl HealthState {
     }
 
     /// Requests a health check now.
-    pub(super) fn probe_now(&self) {
+    pub fn probe_now(&self) {
         self.probe.notify_one();
     }
 
     /// Resolves when a check has been requested since the last call.
-    pub(super) async fn probe_requested(&self) {
+    pub async fn probe_requested(&self) {
         self.probe.notified().await;
     }
 
-    /// Marks the worker as lost and wakes the requests that wait for a first byte.
+    /// Marks the worker as lost: it is dead or frozen. Wakes the requests that wait for a first byte.
     pub(super) fn abort_waiters(&self) {
         self.lost.store(true, Ordering::SeqCst);
         self.gone.iter().for_each(Notify::notify_waiters);
     }
 
-    pub(super) fn is_lost(&self) -> bool {
+    /// Whether the worker has been found dead or frozen.
+    pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::SeqCst)
     }
 
-    /// Resolves when the worker is lost; at once if it is lost already.
-    pub(super) async fn lost(&self) {
+    /// Resolves when the worker is lost; at once if it is lost already. Requests that wait for a first byte then go to
+    /// other workers. Streams that have started continue.
+    pub async fn lost(&self) {
         // Made before the test: from now on it is woken, also by a notification before its first poll.
         let gone = self.gone.own().notified();
         if !self.lost.load(Ordering::SeqCst) {

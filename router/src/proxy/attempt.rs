@@ -213,7 +213,7 @@ impl<'a> Round<'a> {
             }
             exchange.with(replica).await
         });
-        let lost = pin!(replica.backend.lost());
+        let lost = pin!(replica.backend.health.lost());
         let answer = pin!(async {
             tokio::select! {
                 biased;

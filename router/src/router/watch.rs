@@ -37,7 +37,7 @@ pub(super) async fn health(router: Weak<Router>, backend: Arc<Backend>) {
         let next = began + period.mul_f64(0.9 + 0.1 * fastrand::f64());
         tokio::select! {
             () = sleep_until(next) => {}
-            () = backend.probe_requested() => sleep_until(next.min(began + MIN_PERIOD)).await,
+            () = backend.health.probe_requested() => sleep_until(next.min(began + MIN_PERIOD)).await,
         }
         if backend.is_removed() && backend.requests() == 0 {
             return;
