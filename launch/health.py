@@ -8,15 +8,14 @@ from collections.abc import Callable
 
 from mla_router.worker.heartbeat_watch import STUCK_FACTOR
 
-TIMEOUT_S = 1.0
-POLL_S = 0.2
-SILENT_CHECKS = 4
-OK = 200
+TIMEOUT_S = 1.0  # of a check
+POLL_S = 0.2  # between checks of a worker that starts
+SILENT_CHECKS = 4  # checks within the time after which a worker is silent
 
 
 async def until_healthy(host: str, port: int) -> None:
     """Waits without limit until /health returns 200."""
-    while await asyncio.to_thread(_status, host, port, TIMEOUT_S) != OK:
+    while await asyncio.to_thread(_status, host, port, TIMEOUT_S) != http.client.OK:
         await asyncio.sleep(POLL_S)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 MAX_LINE = 1 << 16  # longer lines are split
 OUTPUT_END_S = 1.0  # time for the last output, if a process outside the group still has the pipe
 GROUP_END_S = 1.0  # time for the end of killed processes
-REAP_PERIOD_S = 0.02
+REAP_PERIOD_S = 0.02  # between two looks for killed processes that have ended
 
 
 class Process:

@@ -19,8 +19,8 @@ from mla_router.worker.heartbeat import Heartbeat
 # After this many times --watchdog-timeout without a heartbeat a process is killed: a hung GPU does not recover.
 STUCK_FACTOR = 4
 
-CHECK_PERIOD_S = 0.2
-FROZEN_S = 1.0
+CHECK_PERIOD_S = 0.2  # between two checks
+FROZEN_S = 1.0  # without a heartbeat, for a process that does nothing
 STOPPED_S = 0.4  # for a process that is stopped by a signal
 # Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or CPU_TIME_FACTOR times the expected
 # time of the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.

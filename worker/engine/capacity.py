@@ -17,7 +17,7 @@ from mla_router.worker.kv_cache.spec import KVCacheSpec, bytes_per_token
 
 logger = logging.getLogger(__name__)
 
-_CPU_TOKENS = 65536
+_CPU_TOKENS = 65536  # of the KV cache on a CPU, unless --max-total-tokens is given
 # Embeddings of images on the device, 470 MB with 7B parameters: those of 10 to 90 images
 _IMAGE_TOKENS = 65536
 # Tiles of one batch of the vision tower: a layer of more takes too long between two steps (`scheduler/images.py`). On a

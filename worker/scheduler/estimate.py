@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from mla_router.worker.scheduler.request import Request, State
 
+# SGLang's numbers: the ratio at the start, the least one, and the steps from one to the other
 _START = 0.7
 _MIN_SHARE = 0.14  # of the start
 _STEPS_TO_MIN = 600

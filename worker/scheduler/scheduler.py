@@ -60,7 +60,7 @@ from mla_router.worker.scheduler.step import Step
 logger = logging.getLogger(__name__)
 
 STATS_S = 0.5  # between two periodic statistics; also the longest sleep
-PREPARE_POLL_S = 0.002
+PREPARE_POLL_S = 0.002  # sleep of a scheduler that only waits for grammars or images
 # After this many failed steps in a row the fault is not in one batch.
 MAX_FAILURES = 3
 
