@@ -7,7 +7,6 @@ scheduler.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +15,11 @@ import msgspec
 import zmq
 
 from mla_router.worker.messages import PeerQuery, PeerReply, PeerRequest, ToPeer
-from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.ipc.inbox import Inbox
+from mla_router.worker.server.ipc.questions import Questions
 
 ANSWER_S = 10.0
+NO_ANSWER = 0  # the query number of a message whose answer nobody awaits
 
 Answer = Callable[[PeerQuery], Awaitable[int]]
 
@@ -35,8 +35,7 @@ class Peers:
         self._send = send
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToPeer), self._handle)
         self._encoder = msgspec.msgpack.Encoder()
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._questions = Questions[int]("A process of this worker does not answer")
         self._answer: Answer | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -52,15 +51,9 @@ class Peers:
 
     async def ask(self, server: int, question: PeerQuery, timeout: float | None = ANSWER_S) -> int:
         """Asks process number `server`. Raises Unavailable after `timeout` seconds; None: waits without limit."""
-        query = next(self._numbers)
-        answer = self._waiting[query] = asyncio.get_running_loop().create_future()
-        try:
-            self._post(server, PeerRequest(self._own, query, question))
-            return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:
-            raise Unavailable("A process of this worker does not answer", retry_after=1) from None
-        finally:
-            del self._waiting[query]
+        return await self._questions.ask(
+            lambda query: self._post(server, PeerRequest(self._own, query, question)), timeout
+        )
 
     async def ask_all(self, question: PeerQuery, timeout: float | None = ANSWER_S) -> list[int]:
         """Returns the answers of all other processes."""
@@ -69,16 +62,14 @@ class Peers:
     def tell_all(self, question: PeerQuery) -> None:
         """Sends `question` to all other processes and does not wait for answers."""
         for server in self._send:
-            self._post(server, PeerRequest(self._own, next(self._numbers), question))
+            self._post(server, PeerRequest(self._own, NO_ANSWER, question))
 
     def _post(self, server: int, message: ToPeer) -> None:
         self._send[server].send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def _handle(self, message: ToPeer) -> None:
         if isinstance(message, PeerReply):
-            answer = self._waiting.get(message.query)
-            if answer is not None and not answer.done():
-                answer.set_result(message.value)
+            self._questions.answer(message.query, message.value)
         else:
             task = asyncio.create_task(self._reply(message))
             self._answering.add(task)  # the event loop has only weak references to tasks

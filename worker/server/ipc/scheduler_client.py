@@ -36,12 +36,11 @@ from mla_router.worker.messages import (
     scheduler_socket,
     server_socket,
 )
-from mla_router.worker.server.errors import ApiError, Unavailable
+from mla_router.worker.server.errors import ApiError
 from mla_router.worker.server.ipc.inbox import Inbox
 from mla_router.worker.server.ipc.mailbox import Mailbox
+from mla_router.worker.server.ipc.questions import Questions
 from mla_router.worker.server.ipc.shared_counters import Cells, Count, SharedCounters
-
-PERIODIC = 0  # the query number of statistics that nobody has asked for
 
 
 class Shared:
@@ -62,7 +61,6 @@ class SchedulerClient:
         self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, shared: Shared
     ) -> None:
         """`server` is the number of this API process."""
-        self._loop = asyncio.get_running_loop()
         self.server = server
         self._open = shared.open_requests
         self._stats_at = shared.stats_at
@@ -73,11 +71,10 @@ class SchedulerClient:
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
         self._targets: dict[str, tuple[Mailbox, int]] = {}
-        self._queries: dict[int, asyncio.Future[Any]] = {}
-        self._last_query = PERIODIC
+        self._questions = Questions[Any]("The scheduler does not answer")
         self._idle = asyncio.Event()
         self._error: ApiError | None = None
-        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.last_stats: Stats | None = None
         self._throughput = _Throughput()
 
@@ -139,9 +136,7 @@ class SchedulerClient:
         self._open.set(0)
         self._prompt_s.clear()
         self._waiting.set(0)
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._questions.fail(error)
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -192,20 +187,12 @@ class SchedulerClient:
         return self._throughput.value
 
     async def _ask(self, question: Callable[[int, int], ToScheduler], timeout: float) -> Any:
-        """Sends a question with a new number. Returns the answer with this number. Raises Unavailable."""
+        """Sends a question. Returns its answer. Raises ApiError."""
         if self._error is not None:
             raise self._error
-        self._last_query += 1
-        query = self._last_query
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._queries[query] = answer
-        try:
-            self._post(question(query, self.server))
-            return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:
-            raise Unavailable("The scheduler does not answer", retry_after=1) from None
-        finally:
-            del self._queries[query]
+        return await self._questions.ask(
+            lambda query: self._post(question(query, self.server)), timeout
+        )
 
     # -- wire ------------------------------------------------------------------------------------
 
@@ -225,7 +212,7 @@ class SchedulerClient:
         elif isinstance(message, Stats):
             self._note(message)
         elif isinstance(message, Recorded):
-            self._answer(message)
+            self._questions.answer(message.query, message)
         elif not self.ready.done():
             self.ready.set_result(message)
 
@@ -260,12 +247,7 @@ class SchedulerClient:
         self._stats_at.own[0] = now = time.monotonic()
         self.last_stats = stats
         self._throughput.update(now, stats.generated_tokens)
-        self._answer(stats)
-
-    def _answer(self, message: Stats | Recorded) -> None:
-        answer = self._queries.get(message.query)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+        self._questions.answer(stats.query, stats)
 
 
 @asynccontextmanager
