@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
@@ -25,11 +25,7 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.expert_location import choose_placement
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.runners.tower_graphs import MAX_TILES
-from mla_router.worker.engine.speculation.chain import NewChain
-from mla_router.worker.engine.speculation.drafter import NewDrafter
-from mla_router.worker.engine.speculation.extension import DraftLayer
-from mla_router.worker.engine.speculation.ngram import NewNgram
-from mla_router.worker.engine.speculation.tree import NewTree
+from mla_router.worker.engine.speculation.load import load_drafter
 from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import WorkingMemory, measure_working_memory
 from mla_router.worker.host_limits import usable_cores
@@ -39,9 +35,8 @@ from mla_router.worker.kv_cache.spec import own_window
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
-from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.expert_load import count_experts
-from mla_router.worker.model.loader import load_eagle, load_model, load_mtp
+from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.parallel.divide import config_of_rank
 from mla_router.worker.model.parallel.placement import Placement
 from mla_router.worker.model.parallel.ranks import Ranks
@@ -181,40 +176,3 @@ def _capture_graphs(engine: Engine, sizes: GraphSizes) -> None:
         logger.info(
             "CUDA graphs captured: %s: %.1f s", ", ".join(kinds), time.perf_counter() - begin
         )
-
-
-def load_drafter(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> NewDrafter | None:
-    """Returns the drafter of --speculative-algorithm, with its weights. `whole`: the config of the model that ranks
-    divide. Raises ConfigError, ModelError."""
-    if config.speculative_algorithm == "none":
-        return None
-    flag = f"--speculative-algorithm {config.speculative_algorithm}"
-    if config.speculative_algorithm == "NGRAM":
-        if own_window(model.config.kv_cache_specs(model.head.values.dtype)) is not None:
-            raise ConfigError(f"{flag}: not for models whose layers have windows of their own")
-        logger.info("%s: %d drafts a request", flag, config.num_drafts)
-        return NewNgram(config.num_drafts)
-    try:
-        layer = _draft_layer(config, model, whole)
-    except ModelError as error:
-        raise ConfigError(f"{flag}: {error}") from error
-    logger.info(
-        "%s: %s makes %d drafts a request%s, in steps of at most %d requests%s",
-        flag,
-        config.speculative_draft_model_path or "the layer for multi-token prediction",
-        config.num_drafts,
-        f" in depth, in trees of {config.rows_per_decode} nodes" if config.tree else "",
-        config.speculative_max_bs,
-        ", where they pay by measured times" if config.chooses_drafts else "",
-    )
-    if config.tree is not None:
-        return NewTree(layer, config.tree)
-    return NewChain(layer, config.num_drafts)
-
-
-def _draft_layer(config: WorkerConfig, model: CausalLM, whole: ModelConfig) -> DraftLayer:
-    folder, dummy = config.draft_folder, config.load_format == "dummy"
-    if config.speculative_algorithm == "EAGLE":
-        assert folder is not None, "checked by WorkerConfig"
-        return load_eagle(model, folder, config=whole, dummy=dummy)
-    return load_mtp(model, config.folder, config=whole, draft_folder=folder, dummy=dummy)
