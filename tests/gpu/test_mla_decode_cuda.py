@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import StepLayout
@@ -17,6 +21,7 @@ from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
 from mla_router.worker.kernels.attention.tree_tail import one_part_each
 from mla_router.worker.kernels.device import limits
+from mla_router.worker.kernels.pdl import launch_options, start_next, wait_for_previous
 from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from support.captured_decode import check_captured
 from support.cuda import assert_rows_close, captured, forbid_waiting
@@ -110,6 +115,60 @@ def test_parts_of_several_requests(page_size: int, heads: int, parts: int) -> No
     torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
     got = decode(q, paged, schedule, settled=True)
     assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
+
+
+@triton.jit
+def _write_late(rows, cache, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes a row of the cache, long after the next kernel has started."""
+    start_next()
+    wait_for_previous()
+    for _ in range(200):
+        tl.inline_asm_elementwise(
+            "nanosleep.u32 $1; mov.u32 $0, $1;", "=r,r", [200], tl.int32, is_pure=False, pack=1
+        )
+    column = tl.arange(0, BLOCK)
+    row = tl.load(rows + tl.program_id(0) * WIDTH + column, column < WIDTH)
+    tl.store(cache + tl.load(places + tl.program_id(0)) * WIDTH + column, row, column < WIDTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("queries", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [[1024], [1], [65], [4000, 64, 130, 3], LENGTHS])
+def test_new_rows_are_copied_after_they_are_written(
+    lengths: list[int], queries: int, dtype: torch.dtype
+) -> None:
+    """Rows before them are copied earlier. The new ones are NaN until the kernel before writes them."""
+    q, paged = inputs(lengths, 16, queries, 16, torch.bfloat16)
+    if dtype != torch.bfloat16:
+        paged = replace(
+            paged, cache=paged.cache.to(dtype), rows=[row.to(dtype) for row in paged.rows]
+        )
+    later = torch.arange(queries, device=CUDA)
+    at = paged.lengths[:, None].long() - 1 - later
+    pages = paged.page_table[paged.slots[:, None], at // 16].long()
+    places = (pages * 16 + at % 16).flatten()
+    words = paged.cache.view(torch.uint8).view(-1, paged.cache.shape[-1] * dtype.itemsize)
+    rows = words[places].clone()
+    words[places] = 255  # NaN in each format
+    fp8 = dtype != torch.bfloat16
+    chosen = tiling(16, len(lengths), queries, fp8=fp8, on=limits(CUDA))
+    schedule = decode_schedule(
+        paged.lengths,
+        max_length=max(lengths) + queries - 1,
+        tiling=chosen,
+        num_parts=num_parts(chosen, 16, queries, CUDA),
+    )
+    torch.zeros(1, device=CUDA)  # stands for a step's embedding before its layers (`pdl.py`)
+    _write_late[(len(places),)](
+        rows,
+        words,
+        places,
+        WIDTH=words.shape[1],
+        BLOCK=triton.next_power_of_2(words.shape[1]),
+        **launch_options(),
+    )
+    got = decode(q, paged, schedule, queries, settled=True)
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
 
 
 @pytest.mark.parametrize("requests", [1, 300])

@@ -19,7 +19,7 @@ from support.processes import ROOT
 DECODE_1 = [
     "_norm_linear_kernel",  # queries and latents
     "_rope_absorb_kernel",
-    "attend_kernel",
+    "attend_hopper_kernel",
     "merge_kernel",
     "_absorb_kernel",
     "_linear_kernel",  # output

@@ -21,9 +21,9 @@ it is constant; a dequantized copy is not. A kernel loads a constant weight, or 
 wait.
 
 Settled memory was written before the last kernel without the option. Nothing after that kernel starts before it, and
-it starts when everything before it has ended. In a step slots, lengths, page table, out_cache_loc, rotations and the
-schedule of attention are settled: all are older than the embedding, which is torch's kernel. An op with `settled`
-loads them before the wait.
+it starts when everything before it has ended. In a step slots, lengths, page table, out_cache_loc, rotations, the
+schedule of attention and the cached rows of earlier tokens are settled: all are older than the embedding, which is
+torch's kernel. An op with `settled` loads them before the wait. The rows of a request's new tokens are not settled.
 
 A kernel declares both kinds of arguments with `reads_early`. Tests follow each load before the wait to its argument in
 the compiled code (`tests/kernels/test_pdl.py`), and look for the kernel between in captured graphs on a GPU

@@ -66,7 +66,7 @@ def tiling(
     """Returns the tiling of MLA decode, for `queries` new tokens of each of this many requests. `widths` are the
     numbers of the latent and the rotary part of a cached row, in FP8 or in 16 bits. Raises UnsupportedDevice.
 
-    On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
+    On an H200 with 16 query rows the wide tile is the fastest for 1 to 224 requests, by itself and in whole steps
     (docs/design/kernel_choices.md).
     """
     rows, width = num_heads * queries, sum(widths)
@@ -88,7 +88,7 @@ def _hopper_candidates(rows: int, requests: int, *, fp8: bool) -> list[Tiling]:
         # Rows take half the memory, so two programs have large blocks: one computes while the other loads
         return [replace(few, programs_per_sm=2)]
     if rows <= 16:
-        return [few] if 1 < requests <= MANY_REQUESTS else []
+        return [few] if requests <= MANY_REQUESTS else []
     if rows <= 32:
         some = replace(few, block_rows=32)
         return [replace(some, block_tokens=128, num_warps=8) if fp8 else some]

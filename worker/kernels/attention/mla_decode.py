@@ -39,6 +39,10 @@ from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
 
+# Requests for which `mla_decode_hopper.py` copies cached rows before it waits, in 16 bits and in FP8: the fastest in whole
+# steps on an H200 (docs/design/kernel_choices.md)
+EARLY_REQUESTS, EARLY_FP8_REQUESTS = 8, 24
+
 
 def mla_decode(
     q_latent: Tensor,
@@ -272,6 +276,7 @@ def _attend(
             *arguments, **options, STAGES=tiling.num_stages - 1, SETTLED=settled
         )
     elif tiling.hopper:
+        early = EARLY_FP8_REQUESTS if is_fp8(cache.dtype) else EARLY_REQUESTS
         attend_hopper_kernel[grid](
             *arguments,
             **options,
@@ -279,6 +284,7 @@ def _attend(
             TOKENS=tiling.block_tokens,
             STAGES=tiling.num_stages - 1,
             SETTLED=settled,
+            EARLY=settled and len(lengths) <= early,
         )
     else:
         attend_kernel[grid](

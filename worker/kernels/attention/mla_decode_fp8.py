@@ -30,7 +30,7 @@ COPIERS = gl.constexpr(128)  # threads that copy
 TAKER_REGISTERS, COPIER_REGISTERS = gl.constexpr(160), gl.constexpr(32)  # of a thread
 
 
-@reads_early({"SETTLED": SETTLED_ARGUMENTS})
+@reads_early({"SETTLED": (*SETTLED_ARGUMENTS, "cache")})
 @gluon.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_fp8_kernel(
     q_latent,
@@ -121,7 +121,7 @@ def attend_fp8_kernel(
     operands = ring, queries, exchange, work, of_queries, results, scale_log2
     gl.warp_specialize(
         [
-            (_copy_blocks, (ring, work, cache, PAGE_SIZE, SETTLED)),
+            (_copy_blocks, (ring, work, cache, 0 if PREFIX else QUERIES, PAGE_SIZE, SETTLED)),
             (take_blocks, (operands, 0, HEADS, QUERIES, PREFIX, SETTLED, FP8)),
             (take_blocks, (operands, 1, HEADS, QUERIES, PREFIX, SETTLED, FP8)),
             (take_blocks, (operands, 2, HEADS, QUERIES, PREFIX, SETTLED, FP8)),
@@ -132,8 +132,11 @@ def attend_fp8_kernel(
 
 
 @gluon.jit
-def _copy_blocks(ring, work, cache, PAGE_SIZE: gl.constexpr, SETTLED: gl.constexpr):
-    """Copies the blocks of all pieces, each as soon as its memory is released."""
+def _copy_blocks(
+    ring, work, cache, NEW: gl.constexpr, PAGE_SIZE: gl.constexpr, SETTLED: gl.constexpr
+):
+    """Copies the blocks of all pieces, each as soon as its memory is released. The last NEW rows of a request are not
+    settled (`pdl.py`)."""
     latents, ropes, full, empty = ring
     block_starts = work[4]
     STAGES: gl.constexpr = latents.shape[0]
@@ -146,9 +149,9 @@ def _copy_blocks(ring, work, cache, PAGE_SIZE: gl.constexpr, SETTLED: gl.constex
     while position < end:
         length, pages, first, last, _ = piece_of(work, request, position, end, TOKENS)
         page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
-        if SETTLED:
-            wait_for_previous()
         for block in range(first, last):
+            if SETTLED and (block + 1) * TOKENS > length - NEW:
+                wait_for_previous()
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             room = latents.index(stage), ropes.index(stage)
@@ -159,4 +162,4 @@ def _copy_blocks(ring, work, cache, PAGE_SIZE: gl.constexpr, SETTLED: gl.constex
         request += 1
         position = gl.load(block_starts + request)
     if SETTLED:
-        wait_for_previous()  # for a part without pieces
+        wait_for_previous()  # for a part without new rows

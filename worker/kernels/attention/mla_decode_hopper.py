@@ -8,7 +8,8 @@ which saves the registers and instructions of Triton's small products. FP8 rows 
 (`fp8_operands.py`). The Triton kernel (`mla_decode_kernel.py`) is otherwise the same, and serves all other cases.
 
 Shared memory has STAGES blocks of cached rows. Queries are loaded before the copies of the first blocks begin: no score
-is possible without them.
+is possible without them. With EARLY the blocks are copied first, before the wait for the previous kernel: rows of earlier
+steps are settled (`pdl.py`). The rows of the new tokens follow after the wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUME
 from mla_router.worker.kernels.pdl import reads_early, start_next, wait_for_previous
 
 
-@reads_early({"SETTLED": SETTLED_ARGUMENTS})
+@reads_early({"SETTLED": SETTLED_ARGUMENTS, "EARLY": ("cache",)})
 @gluon.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_hopper_kernel(
     q_latent,
@@ -69,6 +70,7 @@ def attend_hopper_kernel(
     STAGES: gl.constexpr,
     PREFIX: gl.constexpr,
     SETTLED: gl.constexpr,
+    EARLY: gl.constexpr,
     FP8: gl.constexpr,
 ):
     start_next()
@@ -79,6 +81,7 @@ def attend_hopper_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     CACHED: gl.constexpr = cache.dtype.element_ty
     DTYPE: gl.constexpr = gl.float16 if FP8 else CACHED
+    NEW: gl.constexpr = 0 if PREFIX else QUERIES  # a request's last rows, written in this step
     PIECES: gl.constexpr = LATENT // PIECE if FP8 else 1
     WIDTH: gl.constexpr = LATENT // PIECES
     lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -117,6 +120,7 @@ def attend_hopper_kernel(
     column = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(0, of_scores))
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
+    start = position
     while position < end:
         length, pages, first, last, is_whole = piece_at(
             position,
@@ -131,18 +135,31 @@ def attend_hopper_kernel(
             TOKENS,
         )
         page = pages_of_rows(pages, first, tokens, length, PAGE_SIZE)
+        source = cache, pages, tokens, length, last
+        if EARLY:
+            # Of a later piece all rows are settled: it begins after the wait
+            settled = gl.where(position == start, length - NEW, length)
+            for stage in gl.static_range(STAGES):
+                page = _copy_block(memory, stage, first + stage, page, settled, source, PAGE_SIZE)
         if SETTLED:
             wait_for_previous()
-        source = cache, pages, tokens, length, last
+        late = False
+        if EARLY:
+            late = settled < gl.minimum(length, gl.minimum(first + STAGES, last) * TOKENS)
+            if late:
+                _copy_new_rows(memory, first, settled, source, PAGE_SIZE)
         new_token = (request * QUERIES).to(gl.int64)
         exists = row < ALL_ROWS
         at = q_latent + new_token * q_latent_stride_t
         latent_query = _read_queries(at, at_latent, exists, PIECES)
         rope_query = _read_queries(q_pe + new_token * q_pe_stride_t, at_rope, exists, 1)
-        for stage in gl.static_range(STAGES):
-            page = _copy_block(memory, stage, first + stage, page, source, PAGE_SIZE)
+        if not EARLY:
+            for stage in gl.static_range(STAGES):
+                page = _copy_block(memory, stage, first + stage, page, length, source, PAGE_SIZE)
         _store_queries(latent_queries, latent_query, FP8)
         _store_queries(rope_queries, rope_query, FP8)
+        if late:
+            async_copy.wait_group(0)
         # Each new token attends to itself and the tokens before
         visible = length
         if QUERIES > 1 and not PREFIX:
@@ -211,7 +228,7 @@ def _attend(
     request's blocks from `first` on. The first blocks are under way, and `page` has the pages of the next one
     (`_copy_block`). Scores are to base 2."""
     latents, _, _, _, weights = memory
-    _, _, _, _, last = source
+    _, _, _, length, last = source
     STAGES: gl.constexpr = latents.shape[0]
     TOKENS: gl.constexpr = latents.shape[1]
     LATENT: gl.constexpr = latents.shape[2]
@@ -248,7 +265,7 @@ def _attend(
             acc = warpgroup_mma_wait(0, deps=[acc])
         # All threads have read this block
         gl.thread_barrier()
-        page = _copy_block(memory, stage, ahead, page, source, PAGE_SIZE)
+        page = _copy_block(memory, stage, ahead, page, length, source, PAGE_SIZE)
     return acc, maximum, gl.sum(weighed, 0)
 
 
@@ -283,12 +300,35 @@ def _scores(memory, stage, of_scores: gl.constexpr, FP8: gl.constexpr):
 
 
 @gluon.jit
-def _copy_block(memory, stage, block, page, source, PAGE_SIZE: gl.constexpr):
-    """Starts to copy a block, whose rows are on the pages `page`. Returns those of the next one."""
+def _copy_block(memory, stage, block, page, end, source, PAGE_SIZE: gl.constexpr):
+    """Starts to copy a block's rows in front of the row `end`. They are on the pages `page`. Returns the pages of the next
+    block's rows."""
     latents, ropes = memory[0].index(stage), memory[1].index(stage)
     cache, pages, tokens, length, last = source
-    copy_rows(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE)
+    copy_rows(cache, page, latents, ropes, block, last, tokens, end, PAGE_SIZE)
     return pages_of_rows(pages, block + 1, tokens, length, PAGE_SIZE)
+
+
+@gluon.jit
+def _copy_new_rows(memory, first, new, source, PAGE_SIZE: gl.constexpr):
+    """Starts to copy the rows from `new` on of the STAGES blocks from `first` on, which were copied without them. A copy
+    writes zeros where it has no row, so all rows of a run of RUN are copied again."""
+    latents, ropes = memory[0], memory[1]
+    cache, pages, tokens, length, last = source
+    STAGES: gl.constexpr = latents.shape[0]
+    RUN: gl.constexpr = 16
+    RUNS: gl.constexpr = latents.shape[1] // RUN  # of a block
+    rows = gl.arange(0, RUN, layout=tokens.type.layout)
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    for index in gl.static_range(STAGES * RUNS):
+        run = first * RUNS + index
+        if (run * RUN < length) & ((run + 1) * RUN > new) & (run < last * RUNS):
+            page = pages_of_rows(pages, run, rows, length, PAGE_SIZE)
+            latent = latents.index(index // RUNS).slice(index % RUNS * RUN, RUN, dim=0)
+            rope = ropes.index(index // RUNS).slice(index % RUNS * RUN, RUN, dim=0)
+            put_rows(cache, page, (latent, rope), run, rows, length, PAGE_SIZE)
+    async_copy.commit_group()
 
 
 @gluon.jit
