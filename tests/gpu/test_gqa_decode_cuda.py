@@ -63,9 +63,13 @@ class Inputs:
         parts = num_parts(chosen, self.heads, 1, lengths.device, num_kv_heads=self.kv_heads)
         return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
 
-    def run(self) -> Tensor:
+    def run(self, *, settled: bool = False) -> Tensor:
         """Runs the schedule, then a layer."""
-        paged = self.paged
+        paged, schedule = self.paged, self.schedule()
+        if settled:
+            torch.zeros(
+                1, device="cuda"
+            )  # stands for a step's embedding before its layers (`pdl.py`)
         out = self.q.new_empty(len(self.q), self.heads, self.v_head_dim)
         gqa_decode(
             self.q,
@@ -73,9 +77,10 @@ class Inputs:
             paged.page_table,
             paged.slots,
             paged.lengths,
-            self.schedule(),
+            schedule,
             out,
             scale=SCALE,
+            settled=settled,
         )
         return out
 
@@ -92,11 +97,12 @@ def test_float64(shape: tuple[int, int, int, int], page_size: int, dtype: torch.
     assert_rows_close(inputs.run(), inputs.expected())
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("requests", [1, 300])
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_batch_sizes(shape: tuple[int, int, int, int], requests: int) -> None:
+def test_batch_sizes(shape: tuple[int, int, int, int], requests: int, settled: bool) -> None:
     inputs = Inputs([1 + 37 * i % 600 for i in range(requests)], shape, 64)
-    assert_rows_close(inputs.run(), inputs.expected())
+    assert_rows_close(inputs.run(settled=settled), inputs.expected())
 
 
 def test_float32_takes_the_torch_way() -> None:

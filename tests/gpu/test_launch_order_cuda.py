@@ -23,13 +23,16 @@ READERS = (
     "attend_fp8_kernel",
     "merge_kernel",
     "_rope_absorb_kernel",
+    "_rope_gqa_write_kernel",
 )
-WRITERS = ("schedule_kernel", "_find", "_look_up_kernel")
+WRITERS = ("schedule_kernel", "_find", "_look_up_kernel", "_window_locations_kernel")
 
 
 def captured_step(folder: Path, name: str, size: int) -> Graph:
     # Widths of published models, for which there are GPU kernels
     wide = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
+    if name in ("llama_gqa", "gemma2"):
+        wide = {"head_dim": 64}
     write_tiny_model(folder, **CONFIGS[name] | wide)
     model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
     attention = choose_attention("triton", model.config, CUDA, torch.bfloat16)
@@ -45,7 +48,7 @@ def captured_step(folder: Path, name: str, size: int) -> Graph:
 
 
 @pytest.mark.parametrize("size", [1, 8, 160])
-@pytest.mark.parametrize("name", ["v2_lite", "v3"])
+@pytest.mark.parametrize("name", ["v2_lite", "v3", "llama_gqa", "gemma2"])
 def test_settled_arguments_are_older_than_a_kernel_that_waits(
     tmp_path: Path, name: str, size: int
 ) -> None:

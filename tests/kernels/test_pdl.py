@@ -200,20 +200,7 @@ def decode_step() -> None:
             ids,
             tiling=default_tiling(MoeShape(64, 2048, 1408, x.dtype), tokens, 6),
         )
-    q, k, v = x.new_empty(8, 48, 128).split([32, 8, 8], dim=1)
-    cache, rotations = x.new_empty(100, 64, 2048), rotations.new_empty(8, 64)
-    rope_gqa_write_triton(q, k[..., :0], k, v, rotations, cache, locations, interleaved=False)
-    chosen = gqa_tiling(4, 256, on=H200)
-    gqa_decode_triton(
-        q,
-        cache,
-        torch.empty(64, 64, dtype=torch.int32, device="meta"),
-        locations,
-        lengths,
-        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=49),
-        x.new_empty(8, 32, 128),
-        scale=0.1,
-    )
+    grouped_query_attention(settled=False)
     logits = torch.empty(8, 102400, device="meta")
     some = logits[:, 0].contiguous()
     lengths = locations.int()
@@ -223,3 +210,35 @@ def decode_step() -> None:
 def test_every_kernel_of_a_decode_step_starts_early() -> None:
     for report in compile_sm90(decode_step):
         assert report.starts_early and report.waits and not report.reads_ahead, report
+
+
+def grouped_query_attention(*, settled: bool) -> None:
+    q, k, v = torch.empty(8, 48, 128, dtype=torch.bfloat16, device="meta").split([32, 8, 8], dim=1)
+    cache = q.new_empty(100, 64, 2048)
+    locations = torch.empty(8, dtype=torch.int64, device="meta")
+    rotations = torch.empty(8, 64, dtype=torch.complex64, device="meta")
+    rope_gqa_write_triton(
+        q, k[..., :0], k, v, rotations, cache, locations, interleaved=False, settled=settled
+    )
+    lengths, chosen = locations.int(), gqa_tiling(4, 256, on=H200)
+    gqa_decode_triton(
+        q,
+        cache,
+        torch.empty(64, 64, dtype=torch.int32, device="meta"),
+        locations,
+        lengths,
+        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=49),
+        q.new_empty(8, 32, 128),
+        scale=0.1,
+        settled=settled,
+    )
+
+
+def settled_grouped_query_attention() -> None:
+    grouped_query_attention(settled=True)
+
+
+def test_settled_arguments_of_grouped_query_attention_are_read_early() -> None:
+    for report in compile_sm90(settled_grouped_query_attention):
+        report.check()
+        assert report.reads_ahead, report

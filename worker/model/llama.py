@@ -69,6 +69,7 @@ class GroupedQueryAttention(AttentionLayer):
             batch.cache_loc(windowed=self.windowed),
             interleaved=self.interleaved,
             scales=self.scales_of(cache),
+            settled=True,
         )
         out = q.new_empty(q.shape)
         batch.attend(self.attend, (q,), cache, out)

@@ -225,6 +225,7 @@ class NonAbsorbedAttention(LatentAttention):
             batch.out_cache_loc,
             interleaved=self.interleaved,
             scales=self.scales_of(cache),
+            settled=True,
         )
 
     def prefill(

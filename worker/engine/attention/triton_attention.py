@@ -120,6 +120,7 @@ class TritonAttention:
                 out,
                 scale=self._spec.scale,
                 scales=scales,
+                settled=True,
                 tail=layout.tree,
             )
             return
@@ -134,6 +135,7 @@ class TritonAttention:
             scale=self._spec.scale,
             scales=scales,
             softcap=self._spec.softcap,
+            settled=True,
         )
 
     def gqa_prefill(

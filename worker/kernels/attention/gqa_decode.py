@@ -42,6 +42,7 @@ def gqa_decode(
     scale: float,
     scales: KVScales = UNSCALED,
     softcap: float | None = None,
+    settled: bool = False,
 ) -> None:
     """Writes softmax(q . keys * scale) . values for each query head over its request's cached tokens to `out`: over the
     last `schedule.window` ones, if it is not None. `softcap` caps the scores (`softcap.py`).
@@ -50,7 +51,8 @@ def gqa_decode(
     cache [pages, page_size, G * (W + V)], rows of `gqa_rows.py`, with H a multiple of G: query heads
     [i * H / G, (i + 1) * H / G) share KV head i; page_table [all slots, P] int32; slots [B] int64: each request's
     line in page_table; lengths [B] int32: tokens to attend to, at least 1 and at most schedule.max_length; schedule:
-    of these lengths. `scales`: of an FP8 cache (`kv_cache/fp8.py`).
+    of these lengths. `scales`: of an FP8 cache (`kv_cache/fp8.py`). `settled`: page_table, slots, lengths and schedule
+    are (`pdl.py`).
 
     Scores, weights and sums are float32. On a GPU the weights are rounded to the dtype before the product with values.
     """
@@ -66,6 +68,7 @@ def gqa_decode(
             scale=scale,
             scales=scales,
             softcap=softcap,
+            settled=settled,
         )
     else:
         gqa_decode_torch(
@@ -137,6 +140,7 @@ def gqa_decode_triton(
     scale: float,
     scales: KVScales = UNSCALED,
     softcap: float | None = None,
+    settled: bool = False,
     tail: TreeTail | None = None,
 ) -> None:
     """`tail`: of a tree of each request, whose query rows are `tail.queries`; then `lengths` are of tokens before
@@ -193,16 +197,17 @@ def gqa_decode_triton(
         CAP=None if softcap is None else softcap * math.log2(math.e),
         QUERIES=queries,
         PARTIAL=tail is not None,
+        SETTLED=settled,
         **head_blocks(head_dim, v_head_dim, pair=pair),
         num_warps=tiling.num_warps,
         **launch_options(),
     )
     if tail is None:
-        merge_parts(partial_out, partial_lse, schedule, out)
+        merge_parts(partial_out, partial_lse, schedule, out, settled=settled)
         return
     assert softcap is None and schedule.window is None, "trees of other attention"
     among = attend_to_nodes(q, cache, tail, out, kv_heads=kv_heads, scale=scale, scales=scales)
-    merge_parts(partial_out, partial_lse, schedule, out, shared=among)
+    merge_parts(partial_out, partial_lse, schedule, out, shared=among, settled=settled)
 
 
 def _num_kv_heads(q: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, out: Tensor) -> int:

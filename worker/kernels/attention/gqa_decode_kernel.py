@@ -17,7 +17,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
     piece_at,
 )
 from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
-from mla_router.worker.kernels.pdl import wait_for_previous
+from mla_router.worker.kernels.pdl import reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.softcap import softcapped
 
 
@@ -35,6 +35,18 @@ def head_blocks(head_dim: int, v_head_dim: int, *, pair: int) -> dict[str, int]:
     }
 
 
+@reads_early(
+    {
+        "SETTLED": (
+            "page_table",
+            "slots",
+            "lengths",
+            "block_starts",
+            "first_requests",
+            "part_size",
+        )
+    }
+)
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_kernel(
     q,
@@ -70,11 +82,14 @@ def attend_kernel(
     CAP: tl.constexpr,
     QUERIES: tl.constexpr,
     PARTIAL: tl.constexpr,
+    SETTLED: tl.constexpr,
 ):
     """BLOCK_W, BLOCK_REST and BLOCK_V are elements of the cache. CAP is the soft cap of scores to base 2. A request has
     QUERIES query rows next to each other. With PARTIAL the results of all parts are partial, also that of a single
     one."""
-    wait_for_previous()
+    start_next()
+    if not SETTLED:
+        wait_for_previous()
     PAIR: tl.constexpr = 2 if FP8 else 1
     SHARE: tl.constexpr = HEADS // KV_HEADS
     ROW_BLOCKS: tl.constexpr = (SHARE * QUERIES + BLOCK_ROWS - 1) // BLOCK_ROWS
@@ -106,6 +121,8 @@ def attend_kernel(
             WINDOW,
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+        if SETTLED:
+            wait_for_previous()
         queries = q + request.to(tl.int64) * QUERIES * q_stride_t + heads * q_stride_h
         if QUERIES > 1:
             queries += query.to(tl.int64) * q_stride_t
@@ -155,6 +172,8 @@ def attend_kernel(
             tl.store(partial_lse + places, lse, mask=is_row)
         request += 1
         position = tl.load(block_starts + request)
+    if SETTLED:
+        wait_for_previous()  # for a part without pieces
 
 
 @triton.jit

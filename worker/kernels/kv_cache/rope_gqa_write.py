@@ -20,7 +20,7 @@ from mla_router.worker.kernels.kv_cache.fp8 import (
     to_cache,
 )
 from mla_router.worker.kernels.kv_cache.write import kv_write
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, start_next, wait_for_previous
 from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
 
 # Heads of a token for one program.
@@ -38,6 +38,7 @@ def rope_gqa_write(
     *,
     interleaved: bool,
     scales: KVScales = UNSCALED,
+    settled: bool = False,
 ) -> None:
     """Rotates the last R numbers of every head of q in place, and writes rows of T tokens to the cache: for each KV head
     the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g], to row `out_cache_loc[t]` (`gqa_rows.py`).
@@ -46,10 +47,13 @@ def rope_gqa_write(
     k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] of q's dtype. All but the cache may be views,
     contiguous in the last axis; k_pe may be expanded from one head. rotations [T, R/2] complex64;
     out_cache_loc [T] int64, distinct except for page 0, whose content is never read. `scales`: of an FP8 cache
-    (`fp8.py`).
+    (`fp8.py`). `settled`: rotations and out_cache_loc are (`pdl.py`).
     """
-    write = rope_gqa_write_triton if on_gpu(q) else rope_gqa_write_torch
-    write(q, k, k_pe, v, rotations, cache, out_cache_loc, interleaved=interleaved, scales=scales)
+    rows = (q, k, k_pe, v, rotations, cache, out_cache_loc)
+    if on_gpu(q):
+        rope_gqa_write_triton(*rows, interleaved=interleaved, scales=scales, settled=settled)
+    else:
+        rope_gqa_write_torch(*rows, interleaved=interleaved, scales=scales)
 
 
 def rope_gqa_write_torch(
@@ -83,6 +87,7 @@ def rope_gqa_write_triton(
     *,
     interleaved: bool,
     scales: KVScales = UNSCALED,
+    settled: bool = False,
     num_warps: int = 4,
 ) -> None:
     """Launches for every token a program for each 16 query heads, and one for each 16 KV heads."""
@@ -135,12 +140,14 @@ def rope_gqa_write_triton(
         BLOCK_R=triton.next_power_of_2(rope),
         BLOCK_V=triton.next_power_of_2(v_head_dim),
         INTERLEAVED=interleaved,
+        SETTLED=settled,
         LARGEST=largest_of(cache.dtype),
         num_warps=num_warps,
         **launch_options(),
     )
 
 
+@reads_early({"SETTLED": ("rotations", "out_cache_loc")})
 @triton.jit
 def _rope_gqa_write_kernel(
     q_pe,
@@ -171,13 +178,18 @@ def _rope_gqa_write_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    SETTLED: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    wait_for_previous()
+    start_next()
+    if not SETTLED:
+        wait_for_previous()
     QUERY_BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cos, sin = rotation_of(rotations, token, R, BLOCK_R)
+    row = cache + tl.load(out_cache_loc + token) * (G * (D + R + V))
+    wait_for_previous()
     if block < QUERY_BLOCKS:
         head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         rows = q_pe + token * q_token_stride + head * q_head_stride
@@ -185,7 +197,6 @@ def _rope_gqa_write_kernel(
     else:
         kv_head = (block - QUERY_BLOCKS) * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
         exists = kv_head < G
-        row = cache + tl.load(out_cache_loc + token) * (G * (D + R + V))
         key = row + kv_head * (D + R)
         if D > 0:
             _copy(
