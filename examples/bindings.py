@@ -20,7 +20,8 @@ def main(urls: list[str]) -> None:
         while not all(worker["healthy"] for worker in router.workers()):
             time.sleep(0.1)  # the first health checks
 
-        body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32}
+        messages = [{"role": "user", "content": "What is 17 + 25?"}]
+        body = {"messages": messages, "max_tokens": 32, "temperature": 0}
         request = urllib.request.Request(
             router.url + "/v1/chat/completions",
             json.dumps(body).encode(),

@@ -24,13 +24,17 @@ def main() -> None:
     client = OpenAI(base_url=url + "/v1", api_key=os.environ.get("MLA_ROUTER_API_KEY", "none"))
     model = client.models.list().data[0].id
 
-    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=32)
+    # Temperature 0: the most likely tokens
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=32, temperature=0
+    )
     print("answer:", answer.choices[0].message.content)
 
     stream = client.chat.completions.create(
         model=model,
         messages=MESSAGES,
         max_tokens=32,
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )
