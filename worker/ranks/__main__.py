@@ -60,12 +60,15 @@ def run(
 ) -> NoReturn:
     """Serves until the process ends. `leader`: the heartbeat of the scheduler. Raises ConfigError, RanksError,
     CallError, and any error of a step."""
+    gc.disable()  # nothing imported becomes garbage
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.channel import CallReceiver
     from mla_router.worker.ranks.follower import Follower
     from mla_router.worker.ranks.load import arrive, endpoint_of, load_rank
     from mla_router.worker.ranks.remote_calls import RemoteReceiver, SessionKeys
 
+    gc.freeze()
+    gc.enable()
     location = rendezvous_flags.store_location(arguments)
     assert location is not None, "a rank other than 0 has a rendezvous"
     is_near = config.leads_here

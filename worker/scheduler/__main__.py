@@ -74,9 +74,12 @@ def flags_of_process() -> argparse.ArgumentParser:
 
 def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbeat) -> None:
     """Serves until `Shutdown`. Raises ConfigError, EngineFailed, RanksError."""
+    gc.disable()  # nothing imported becomes garbage: to look for it takes a seventh of the imports
     # The import of torch takes seconds, so it follows the validation of the flags.
     from mla_router.worker.ranks.load import load_leader
 
+    gc.freeze()
+    gc.enable()
     grammars = _start_grammars(config, arguments.masks_fd)
     ipc_dir = arguments.ipc_dir
     location = rendezvous_flags.store_location(arguments)
