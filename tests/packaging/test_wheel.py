@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import email
+import fcntl
 import io
 import os
 import re
@@ -38,7 +39,10 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = ("build", "--profile", profile, "--locked", "-i", sys.executable)
     if profile == "dev":  # an extension of 50 MB
         build += ("--compression-method", "stored")
-    run(maturin, *build, "--out", str(folder))
+    # As in the Makefile: two builds at a time would write the same files.
+    with (ROOT / "target" / ".make.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(maturin, *build, "--out", str(folder))
     run(maturin, "sdist", "--out", str(folder))
     return folder
 

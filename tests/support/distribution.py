@@ -1,8 +1,9 @@
 """The order of the tests for several processes of pytest-xdist.
 
 `--dist worksteal` gives each process an equal part of the list. A process without work takes the end of another one's part,
-so the beginning of a part stays with its process. There are the tests that share a server or the compiler, which else each
-process would start, and those that start servers of their own, which take longest. The short tests fill the time at the end.
+so the beginning of a part stays with its process. There are the tests that share a server, the compiler or the wheel, which
+else each process would start or build, and those that start servers of their own, which take longest. The short tests fill
+the time at the end.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ COMPILING = "test_warmup_"  # begins the names of files whose tests start compil
 # The files whose servers take longest to start: they come first, so that no other process takes some of their tests and starts
 # the servers again
 FIRST = {"e2e/test_images.py"}
-# Folders of `tests/` whose tests start servers of their own
-WITH_SERVERS = {"accuracy", "bench", "e2e", "launch", "nodes", "ranks"}
+# Folders of `tests/` whose tests start servers of their own, or share a wheel
+LONG = {"accuracy", "bench", "e2e", "launch", "nodes", "packaging", "ranks"}
 
 
 def spread(items: Sequence[pytest.Item], parts: int) -> list[pytest.Item]:
@@ -30,7 +31,7 @@ def spread(items: Sequence[pytest.Item], parts: int) -> list[pytest.Item]:
     short: list[pytest.Item] = []
     for item in items:
         group = "compiler" if _compiles(item) else shared.get(item.path)
-        if group is None and WITH_SERVERS.intersection(item.nodeid.split("/")):
+        if group is None and LONG.intersection(item.nodeid.split("/")):
             group = str(item.path)
         (short if group is None else groups[group]).append(item)
     beginnings: list[list[pytest.Item]] = [[] for _ in range(parts)]
