@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -105,6 +106,7 @@ def _context() -> ForkServerContext:
 
 
 def _serve(rank: int, size: int, store: Path, device_type: str, calls: Connection) -> None:
+    gc.freeze()  # collections skip what the fork server has imported
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if device_type != "cpu":
