@@ -76,6 +76,12 @@ def parse_case(text: str) -> Case:
     return case(int(size), int(connections), *kind)
 
 
+def parse_build(text: str) -> tuple[str, Path]:
+    """NAME=COMMAND. Raises ValueError for anything else."""
+    name, binary = text.split("=")
+    return name, Path(binary)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
@@ -87,7 +93,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each case; medians are printed")
     peers = (*PEERS, "nginx")
     parser.add_argument("--peers", nargs="*", default=peers, help="without any: ours alone")
-    parser.add_argument("--before", type=Path, help="another build of ours, to compare with")
+    parser.add_argument(
+        "--builds",
+        type=parse_build,
+        nargs="*",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="other builds of ours, to compare with: a binary, or mla-router of a virtual environment",
+    )
     parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
@@ -151,9 +164,10 @@ def main() -> None:
         args.runs = 1
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
-        systems: list[System | None] = [ours(args.policy)]
-        if args.before:
-            systems.append(replace(ours(args.policy, binary=args.before), name="before"))
+        own = [ours(args.policy)]
+        for name, binary in args.builds:
+            own.append(replace(ours(args.policy, binary=binary), name=name))
+        systems: list[System | None] = [*own]
         for name in args.peers:
             other = nginx(folder) if name == "nginx" else peer(name, args.peers_folder or folder)
             systems.append(other)
@@ -166,7 +180,7 @@ def main() -> None:
             port = free_port()
             command = system.command(port, urls)
             pid = stack.enter_context(running(command, folder / f"{port}.log"))
-            until_ready(port, urls if system is systems[0] else ())
+            until_ready(port, urls if system in own else ())
             targets[system.name] = (port, pid)
         rows = []
         for case in args.cases or (QUICK if args.quick else CASES):
