@@ -275,7 +275,9 @@ impl TypedValueParser for KeyParser {
     ) -> Result<ApiKey, clap::Error> {
         value.to_string_lossy().parse().map_err(|why: String| {
             let name = flag.map_or_else(|| "a key".to_owned(), ToString::to_string);
-            let message = format!("invalid value for '{name}': {why}\n");
+            let variable = flag.and_then(Arg::get_env);
+            let or = variable.map_or_else(String::new, |name| format!(" or {}", name.display()));
+            let message = format!("invalid value for '{name}'{or}: {why}\n");
             clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command)
         })
     }
@@ -316,7 +318,11 @@ mod tests {
             for flag in ["--api-key", "--admin-api-key", "--worker-api-key", "--replay-key"] {
                 let error = Config::try_parse_from(["mla-router", flag, key]).expect_err("invalid");
                 let text = error.to_string();
-                assert!(text.contains(flag) && text.contains(why), "{text}");
+                let variable =
+                    format!(" or MLA_ROUTER{}", flag[1..].to_uppercase().replace('-', "_"));
+                for part in [flag, &variable, why] {
+                    assert!(text.contains(part), "{text}");
+                }
                 assert!(key.is_empty() || !text.contains(&key[key.len() - 4..]), "{text}");
                 assert_eq!(error.exit_code(), 2);
             }

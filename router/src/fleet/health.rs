@@ -251,7 +251,9 @@ impl HealthCheck {
             }
         }
         if info.models != before.models {
-            tracing::info!("worker {} serves {}", backend.url, info.models.join(", "));
+            // Names come from the worker: none may begin another line.
+            let models = info.models.join(", ");
+            tracing::info!("worker {} serves {}", backend.url, models.escape_debug());
         }
         // Stored last: a reader of the new information must find the tree up to date.
         backend.info.store(Arc::new(info));

@@ -56,8 +56,10 @@ async fn router_prints_its_address_serves_and_stops_on_sigterm() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_names_a_worker_that_answers_garbage() {
     let worker = FakeWorker::start(|_| Reply::ok("<html>")).await;
+    worker.set_models(&["m\nforged"]);
     let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
     let address = process.address().await;
+    process.line_with(&format!("worker {} serves m\\nforged", worker.url())).await;
     process.line_with(&format!("worker {} is up", worker.url())).await;
     let mut client = Client::connect(address).await;
     let answer = client.post("/v1/completions", r#"{"prompt":"x"}"#).await;
