@@ -186,7 +186,7 @@ lock: venv ## write requirements.lock from pyproject.toml
 
 # --sdist compiles the unpacked sdist, which has no benches. Each profile has another path, and so other outputs: they go.
 .PHONY: wheel
-wheel: venv ## the wheel and the sdist, in dist; PGO=1 compiles for measured branches (10 minutes; needs rustup's llvm-tools)
+wheel: venv ## the wheel and the sdist, in dist; PGO=1: a profile-guided build (10 minutes; needs rustup's llvm-tools)
 	$(BIN)/maturin build --release --locked --out dist $(if $(PGO),--pgo --target-dir target/pgo,--sdist)
 	$(if $(PGO),$(BIN)/maturin sdist --out dist && rm -rf target/pgo)
 
