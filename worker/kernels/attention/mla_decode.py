@@ -39,8 +39,8 @@ from mla_router.worker.kernels.kv_cache.gather import kv_take
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
 
-# Requests for which `mla_decode_hopper.py` copies cached rows before it waits, in 16 bits and in FP8: the fastest in whole
-# steps on an H200 (docs/design/kernel_choices.md)
+# Requests of one query each for which `mla_decode_hopper.py` copies cached rows before it waits, in 16 bits and in FP8: the
+# fastest in whole steps on an H200 (docs/design/kernel_choices.md). With two queries over an FP8 cache registers spill.
 EARLY_REQUESTS, EARLY_FP8_REQUESTS = 8, 24
 
 
@@ -284,7 +284,7 @@ def _attend(
             TOKENS=tiling.block_tokens,
             STAGES=tiling.num_stages - 1,
             SETTLED=settled,
-            EARLY=settled and len(lengths) <= early,
+            EARLY=settled and queries == 1 and len(lengths) <= early,
         )
     else:
         attend_kernel[grid](
