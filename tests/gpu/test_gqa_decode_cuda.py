@@ -66,10 +66,10 @@ class Inputs:
     def run(self, *, settled: bool = False) -> Tensor:
         """Runs the schedule, then a layer."""
         paged, schedule = self.paged, self.schedule()
-        if settled:
-            torch.zeros(
-                1, device="cuda"
-            )  # stands for a step's embedding before its layers (`pdl.py`)
+        if (
+            settled
+        ):  # a kernel of torch's stands for a step's embedding before its layers (`pdl.py`)
+            torch.zeros(1, device="cuda")
         out = self.q.new_empty(len(self.q), self.heads, self.v_head_dim)
         gqa_decode(
             self.q,

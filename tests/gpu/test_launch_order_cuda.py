@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,12 +29,13 @@ READERS = (
 WRITERS = ("schedule_kernel", "_find", "_look_up_kernel", "_window_locations_kernel")
 
 
-def captured_step(folder: Path, name: str, size: int) -> Graph:
-    # Widths of published models, for which there are GPU kernels
-    wide = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
-    if name in ("llama_gqa", "gemma2"):
-        wide = {"head_dim": 64}
-    write_tiny_model(folder, **CONFIGS[name] | wide)
+# Widths of published models, for which there are GPU kernels
+LATENT = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
+GROUPED = {"head_dim": 64}
+
+
+def captured_step(folder: Path, config: dict[str, Any], size: int) -> Graph:
+    write_tiny_model(folder, **config)
     model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
     attention = choose_attention("triton", model.config, CUDA, torch.bfloat16)
     capacity = Capacity(num_pages=2000, page_size=16, num_slots=size, context_length=160)
@@ -48,11 +50,15 @@ def captured_step(folder: Path, name: str, size: int) -> Graph:
 
 
 @pytest.mark.parametrize("size", [1, 8, 160])
-@pytest.mark.parametrize("name", ["v2_lite", "v3", "llama_gqa", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [("v2_lite", LATENT), ("v3", LATENT), ("llama_gqa", GROUPED), ("gemma2", GROUPED)],
+    ids=["v2_lite", "v3", "llama_gqa", "gemma2"],
+)
 def test_settled_arguments_are_older_than_a_kernel_that_waits(
-    tmp_path: Path, name: str, size: int
+    tmp_path: Path, name: str, widths: dict[str, int], size: int
 ) -> None:
-    graph = captured_step(tmp_path, name, size)
+    graph = captured_step(tmp_path, CONFIGS[name] | widths, size)
     assert graph.named(*READERS) and graph.named("schedule_kernel"), graph.names
     assert any(edge.is_programmatic for edge in graph.edges), graph.names
     assert unsettled(graph, READERS, WRITERS) == []

@@ -139,7 +139,8 @@ def test_new_rows_are_copied_after_they_are_written(
 ) -> None:
     """Rows before them are copied earlier. The new ones are NaN until the kernel before writes them."""
     q, paged = inputs(lengths, 16, queries, 16, torch.bfloat16)
-    if dtype != torch.bfloat16:
+    fp8 = dtype != torch.bfloat16
+    if fp8:
         paged = replace(
             paged, cache=paged.cache.to(dtype), rows=[row.to(dtype) for row in paged.rows]
         )
@@ -150,7 +151,6 @@ def test_new_rows_are_copied_after_they_are_written(
     words = paged.cache.view(torch.uint8).view(-1, paged.cache.shape[-1] * dtype.itemsize)
     rows = words[places].clone()
     words[places] = 255  # NaN in each format
-    fp8 = dtype != torch.bfloat16
     chosen = tiling(16, len(lengths), queries, fp8=fp8, on=limits(CUDA))
     schedule = decode_schedule(
         paged.lengths,

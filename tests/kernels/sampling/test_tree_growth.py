@@ -77,7 +77,7 @@ class Growth:
         self.roots = Roots(self.slots, self.bounds, self.lengths, 640, self.shape)
 
     def add(self, beam: Beam | None, children: list[Any], depth: int) -> Beam:
-        """`children`: those of each node of the beam, see `Drafter.children`, or the share NaN."""
+        """`children`: those of each node of the beam (`Drafter.children`), or the share NaN."""
         numbers = torch.tensor(children, dtype=torch.float64).view(-1, self.shape.topk, 2)
         tokens, shares = numbers[..., 0].long(), numbers[..., 1].log().float()
         found: Beam = self.op(self.candidates, beam, tokens, shares, depth, self.roots)

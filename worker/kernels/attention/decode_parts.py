@@ -19,6 +19,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# The settled arguments (`pdl.py`) by which a kernel finds its part, its pieces and their pages
+SETTLED_ARGUMENTS = (
+    "page_table",
+    "slots",
+    "lengths",
+    "block_starts",
+    "first_requests",
+    "part_size",
+)
+
 
 @triton.jit
 def part_of(part, part_size, first_requests, block_starts, num_requests):

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from mla_router.worker.kernels.attention.decode_parts import (
+    SETTLED_ARGUMENTS,
     online_softmax,
     pages_of,
     part_of,
@@ -35,18 +36,7 @@ def head_blocks(head_dim: int, v_head_dim: int, *, pair: int) -> dict[str, int]:
     }
 
 
-@reads_early(
-    {
-        "SETTLED": (
-            "page_table",
-            "slots",
-            "lengths",
-            "block_starts",
-            "first_requests",
-            "part_size",
-        )
-    }
-)
+@reads_early({"SETTLED": SETTLED_ARGUMENTS})
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_kernel(
     q,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mla_router.worker.kernels.attention import decode_parts
 from mla_router.worker.kernels.attention.decode_parts import (
     online_softmax,
     pages_of,
@@ -19,15 +20,7 @@ from mla_router.worker.kernels.attention.fp8_numbers import load_tiles, operand
 from mla_router.worker.kernels.pdl import reads_early, start_next, wait_for_previous
 
 # Early reads (`pdl.py`) of this kernel and of Hopper's (`mla_decode_hopper.py`)
-SETTLED_ARGUMENTS = (
-    "page_table",
-    "slots",
-    "lengths",
-    "skipped",
-    "block_starts",
-    "first_requests",
-    "part_size",
-)
+SETTLED_ARGUMENTS = (*decode_parts.SETTLED_ARGUMENTS, "skipped")
 
 
 @reads_early({"SETTLED": SETTLED_ARGUMENTS})
