@@ -16,7 +16,7 @@ MAX_LINES = 500
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
     "worker.core worker.messages worker.settings worker.tree_shape worker.config worker.config_checks worker.child",
-    "worker.heartbeat worker.heartbeat_watch worker.log_format worker.log_lines worker.logs worker.mask_memory",
+    "worker.heartbeat worker.heartbeat_watch worker.lasting_imports worker.log_format worker.log_lines worker.logs worker.mask_memory",
     "worker.bounded_file worker.host worker.host_limits",
     "worker.model_folder worker.tokenizer_files",
     "worker.sglang_flags worker.flags",

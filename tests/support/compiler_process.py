@@ -7,7 +7,6 @@ disk is `target/triton`: a second run compiles only kernels whose source, consta
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib.util
 import json
 import os
@@ -21,6 +20,8 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from mla_router.worker.lasting_imports import lasting_imports
 
 CACHE = Path(__file__).resolve().parents[2] / "target" / "triton"
 UNUSED_S = 14 * 24 * 3600.0  # after which a compiled kernel is removed
@@ -94,17 +95,14 @@ def compiler_process() -> CompilerProcess:
 
 def _serve(result: Path, errors: Path) -> None:
     """Answers each call on stdin with a line on stdout: its number and the exit status of its fork."""
-    gc.disable()  # nothing imported becomes garbage
-    import hypothesis  # noqa: F401  # with torch and Triton, most of what test modules import
-    import pytest  # noqa: F401
-    import torch._dynamo  # noqa: F401  # which the first quotient of meta tensors imports
-    from triton.runtime.cache import triton_key
+    with lasting_imports():  # also: the collections of a fork skip what it shares
+        import hypothesis  # noqa: F401  # with torch and Triton, most of what test modules import
+        import pytest  # noqa: F401
+        import torch._dynamo  # noqa: F401  # which the first quotient of meta tensors imports
+        from triton.runtime.cache import triton_key
 
-    triton_key()  # a hash of the compiler, which otherwise each fork computes
-    import mla_router.worker.engine.loader  # noqa: F401  # all kernels
-
-    gc.freeze()  # the collections of a fork skip what it shares
-    gc.enable()
+        triton_key()  # a hash of the compiler, which otherwise each fork computes
+        import mla_router.worker.engine.loader  # noqa: F401  # all kernels
     for line in sys.stdin:
         number, source, name = json.loads(line)
         child = os.fork()

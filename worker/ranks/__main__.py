@@ -20,6 +20,7 @@ from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.lasting_imports import lasting_imports
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks import rendezvous_flags
 
@@ -60,15 +61,13 @@ def run(
 ) -> NoReturn:
     """Serves until the process ends. `leader`: the heartbeat of the scheduler. Raises ConfigError, RanksError,
     CallError, and any error of a step."""
-    gc.disable()  # nothing imported becomes garbage
-    # The import of torch takes seconds, so it follows the validation of the flags.
-    from mla_router.worker.ranks.channel import CallReceiver
-    from mla_router.worker.ranks.follower import Follower
-    from mla_router.worker.ranks.load import arrive, endpoint_of, load_rank
-    from mla_router.worker.ranks.remote_calls import RemoteReceiver, SessionKeys
+    with lasting_imports():
+        # The import of torch takes seconds, so it follows the validation of the flags.
+        from mla_router.worker.ranks.channel import CallReceiver
+        from mla_router.worker.ranks.follower import Follower
+        from mla_router.worker.ranks.load import arrive, endpoint_of, load_rank
+        from mla_router.worker.ranks.remote_calls import RemoteReceiver, SessionKeys
 
-    gc.freeze()
-    gc.enable()
     location = rendezvous_flags.store_location(arguments)
     assert location is not None, "a rank other than 0 has a rendezvous"
     is_near = config.leads_here

@@ -25,6 +25,7 @@ from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.lasting_imports import lasting_imports
 from mla_router.worker.messages import Ready
 from mla_router.worker.ranks import rendezvous_flags
 from mla_router.worker.ranks.errors import RanksError
@@ -74,12 +75,10 @@ def flags_of_process() -> argparse.ArgumentParser:
 
 def run(config: WorkerConfig, arguments: argparse.Namespace, heartbeat: Heartbeat) -> None:
     """Serves until `Shutdown`. Raises ConfigError, EngineFailed, RanksError."""
-    gc.disable()  # nothing imported becomes garbage: to look for it takes a seventh of the imports
-    # The import of torch takes seconds, so it follows the validation of the flags.
-    from mla_router.worker.ranks.load import load_leader
+    with lasting_imports():
+        # The import of torch takes seconds, so it follows the validation of the flags.
+        from mla_router.worker.ranks.load import load_leader
 
-    gc.freeze()
-    gc.enable()
     grammars = _start_grammars(config, arguments.masks_fd)
     ipc_dir = arguments.ipc_dir
     location = rendezvous_flags.store_location(arguments)
