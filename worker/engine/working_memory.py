@@ -169,7 +169,7 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes) -> int:
 
 def profile_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> list[StepPlan]:
     """Returns the steps of the profile run: those that need most memory, and more steps until every kernel of a step is
-    used. `max_keys`: see `AttentionBackend`; chunks have prefixes with which they exceed it, if possible."""
+    used. If possible, chunks have cached prefixes so long that their keys exceed `max_keys` (`AttentionBackend`)."""
     context, slots = capacity.context_length, capacity.num_slots
 
     def after_prefixes(sampling: SamplingParams, length: int, chunks: int) -> StepPlan:

@@ -32,7 +32,7 @@ class Draws:
         return found
 
     def draw(self, logits: Tensor, threshold: Tensor | None = None) -> None:
-        """Draws from `logits` [R, V], with `threshold` (`sample`), and moves to the next positions."""
+        """Draws from `logits` [R, V], with `threshold` as in `sample`, and moves to the next positions."""
         sample(
             logits,
             self._rows,
