@@ -15,7 +15,7 @@ MAX_LINES = 500
 
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
-    "worker.core worker.messages worker.settings worker.tree_shape worker.config worker.config_checks worker.child",
+    "worker.generation worker.images worker.messages worker.step worker.settings worker.tree_shape worker.config worker.config_checks worker.child",
     "worker.heartbeat worker.heartbeat_watch worker.lasting_imports worker.log_format worker.log_lines worker.logs worker.mask_memory",
     "worker.bounded_file worker.host worker.host_limits",
     "worker.model_folder worker.tokenizer_files",
@@ -50,7 +50,7 @@ LAYERS = (
 # The server runs without torch.
 SERVER_MAY_NOT = tuple(
     f"mla_router.worker.{room}."
-    for room in ("kernels", "kv_cache", "model", "engine", "ranks", "grammar", "scheduler")
+    for room in ("step", "kernels", "kv_cache", "model", "engine", "ranks", "grammar", "scheduler")
 )
 # Modules that can execute data.
 EXECUTES_DATA = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})

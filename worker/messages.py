@@ -11,7 +11,8 @@ from typing import Literal, Union
 
 import msgspec
 
-from mla_router.worker.core import ImageFormat, ImageInfo, Logprobs, SamplingParams
+from mla_router.worker.generation import Logprobs, SamplingParams
+from mla_router.worker.images import ImageFormat, PlacedImage
 
 
 def scheduler_socket(folder: Path | str) -> str:
@@ -38,20 +39,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # The JSON schema {} allows any JSON. A json_schema format within a structural tag may have the key `field`, the name
     # that the reason of its refusal begins with.
     source: str
-
-
-class Image(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image or a video, resized and cut into tiles."""
-
-    info: ImageInfo
-    tiles: bytes  # [num_tiles, 3, tile_size, tile_size] uint8
-
-
-class PlacedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image in a prompt, whose placeholders are `info.num_tokens` tokens from `start` on."""
-
-    image: Image
-    start: int
 
 
 class Generate(Message, frozen=True):

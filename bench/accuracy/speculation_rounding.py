@@ -31,11 +31,12 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from record import record
 
 from mla_router.worker.config import SMALL_MODEL, WorkerConfig
-from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.messages import Generate, ToScheduler
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.scripted_scheduler import run
 
 Row = dict[str, Any]

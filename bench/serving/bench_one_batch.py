@@ -32,9 +32,11 @@ from record import record
 from all_ranks import Loader, on_all_ranks
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.kernels import pdl
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
+from mla_router.worker.step.result import StepResult
 
 SEED = 0
 

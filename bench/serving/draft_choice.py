@@ -27,9 +27,9 @@ from record import record
 
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Deltas, Generate, Shutdown, ToScheduler, ToServer
 from mla_router.worker.scheduler.scheduler import Scheduler
 from speculation import NOISE_ALONE, Row, WrongDrafts, without_drafts

@@ -33,7 +33,7 @@ from shapes.tokenizer import write_tokenizer
 
 from grammar_texts import VOCAB_SIZE, grammar, open_all, random_sentence, records
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult, TokenMasks
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
@@ -42,6 +42,9 @@ from mla_router.worker.messages import Generate, Grammar
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import Scheduler
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 from null_worker import Timed
 
 PAGE_SIZE = 16

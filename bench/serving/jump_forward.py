@@ -30,9 +30,9 @@ from record import record
 
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool, start

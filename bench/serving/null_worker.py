@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from mla_router.worker import flags
 from mla_router.worker.__main__ import main
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.__main__ import flags_of_process
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 
 VOCAB = 1024  # of the shipped small model
 FIRST = 16  # lower ids are special tokens

@@ -25,10 +25,10 @@ import zmq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
-from mla_router.worker.core import StepPlan, TokenMasks
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample, encode
 from mla_router.worker.ranks.remote_calls import RemoteCalls, RemoteReceiver, SessionKeys
+from mla_router.worker.step.plan import StepPlan, TokenMasks
 
 KEYS = SessionKeys("a secret of the nodes", "session")
 VOCAB = 1 << 17

@@ -24,10 +24,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
-from mla_router.worker.core import Admitted, SamplingParams, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopyBuffers
 from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.plan import Admitted, StepPlan, TokenMasks
 
 PROMPT, MAX_TOKENS = range(500), 1 << 20
 CASES: dict[str, dict[str, Any]] = {

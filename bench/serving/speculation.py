@@ -32,9 +32,10 @@ from record import record
 from all_ranks import Loader, on_all_ranks
 from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -34,14 +34,8 @@ import msgspec
 import zmq
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import (
-    Capacity,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-    TokenMasks,
-)
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, dp_groups
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Generate, ToScheduler
@@ -53,6 +47,9 @@ from mla_router.worker.scheduler.lockstep import Lockstep
 from mla_router.worker.scheduler.radix_cache import RadixCache
 from mla_router.worker.scheduler.scheduler import Scheduler
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record

@@ -26,17 +26,12 @@ from record import record
 
 from bench_one_batch import Batch, step_times
 from mla_router.worker import flags
-from mla_router.worker.core import (
-    ImageInfo,
-    ImageKind,
-    ImagePart,
-    ImageRows,
-    PendingImages,
-    PrefillChunk,
-)
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.images import ImageInfo, ImageKind, ImagePart
 from mla_router.worker.scheduler.images import SHARE, layers_within
+from mla_router.worker.step.engine import PendingImages
+from mla_router.worker.step.plan import ImageRows, PrefillChunk
 
 REPEATS = 9
 GREY = (0.5, 0.5, 0.5)

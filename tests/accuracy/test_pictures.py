@@ -18,7 +18,7 @@ from pictures.batches import batch, cut
 from pictures.tasks import SINGLE, SIZES, TASKS, TILE
 from train_llava import Trained
 
-from mla_router.worker.core import ImageFormat
+from mla_router.worker.images import ImageFormat
 from mla_router.worker.server.media.onevision import OnevisionProcessor
 
 ROWS = (TILE // small_llava.PATCH) ** 2

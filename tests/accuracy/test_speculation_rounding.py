@@ -11,7 +11,7 @@ import speculation_rounding
 import torch
 from speculation_rounding import Answers, Asked, compare, scores
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 
 
 def test_gaps_at_the_first_other_token() -> None:

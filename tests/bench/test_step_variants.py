@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 
 from bench_one_batch import step_times
-from mla_router.worker.core import Admitted, Capacity, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model import linear as layer
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, StepPlan
 from step_variants import applied, as_it_is, given_tokens, read_variants
 from support.attention import torch_attention
 from support.processes import ROOT

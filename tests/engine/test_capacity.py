@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.spec import own_window
 from mla_router.worker.model.config.read import read_config
+from mla_router.worker.step.engine import Capacity
 from support.tiny_model import CONFIGS, write_tiny_model
 
 GIB = 1 << 30

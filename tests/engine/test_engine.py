@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 from support.random_requests import random_script

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
 from support.attention import torch_attention
 from support.scripted_scheduler import generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model

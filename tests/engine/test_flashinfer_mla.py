@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.flashinfer_mla import FlashInferMlaBackend, PlannedDecode
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.attention.torch import TorchBackend
@@ -22,6 +21,7 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
 from support.paged_cache import expected_attention, random_cache
 from support.scripted_scheduler import generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine import supported
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.engine import Engine
@@ -21,6 +20,7 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.decoder import AttentionLayer
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
 from support.architectures import A100, H200, L40S
 from support.attention import torch_attention
 from support.cached_rows import cached_rows

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine import images
 from mla_router.worker.engine.images import HOST_SHARE, EncodedImages, LayerSeconds
 from mla_router.worker.engine.runners.tower_graphs import TowerGraph, TowerGraphs
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.vision import VisionEncoder
+from mla_router.worker.step.engine import Capacity
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 from support.corners import corners

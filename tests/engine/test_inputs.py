@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.core import (
-    Admitted,
-    Capacity,
-    PrefillChunk,
-    RowKind,
-    SamplingParams,
-    StepPlan,
-)
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, RowKind, StepPlan
 
 CPU = torch.device("cpu")
 IDLE = 5

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import (
     load_engine,
 )
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.tiny_model import CONFIGS, write_tiny_model
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.step.engine import Capacity
 
 
 def test_idle_rows_are_of_token_zero() -> None:

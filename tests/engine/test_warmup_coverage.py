@@ -14,10 +14,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes
 from mla_router.worker.engine.warmup_compile import launch_steps, warmup_sizes
 from mla_router.worker.engine.working_memory import profile_plans
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.compiler_process import compiling_environment
 from support.processes import ROOT
 

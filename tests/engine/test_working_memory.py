@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.working_memory import profile_plans
+from mla_router.worker.step.engine import Capacity
 
 
 @pytest.mark.parametrize(

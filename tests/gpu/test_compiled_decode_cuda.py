@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.cuda import forbid_waiting
 from support.tiny_model import CONFIGS, write_tiny_model
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.attention import torch_attention
 from support.cuda import forbid_waiting
 from support.random_requests import random_script

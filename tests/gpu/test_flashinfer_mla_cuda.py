@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.flashinfer_mla import PlannedDecode
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
 from support.tiny_model import CONFIGS, write_tiny_model

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.choose import choose_config
 from mla_router.worker.engine.engine import Engine
@@ -18,8 +17,11 @@ from mla_router.worker.engine.runners.choose import RunnerKind
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.working_memory import measure_working_memory
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.cached_rows import cached_rows, clear, put_back
 from support.cuda import assert_rows_close, forbid_waiting
 from support.tiny_model import CONFIGS, write_tiny_model

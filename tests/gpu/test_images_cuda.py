@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.engine import engine as engine_module
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.choose import RunnerChoice, RunnerKind, choose_runner
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan
 from support.attention import torch_attention
 from support.image_requests import image_script
 from support.scripted_scheduler import Run, run

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
 from support.captured_graph import Graph, read_graph, unsettled
 from support.tiny_model import CONFIGS, write_tiny_model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.kv_cache.out_cache_loc import look_up, look_up_torch
+from mla_router.worker.step.plan import RowKind
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.sampling.sample import sample, sample_torch
+from mla_router.worker.step.result import NO_TOKEN
 from support.cuda import captured, forbid_waiting
 from support.drawing import draw, drawn, with_slots
 

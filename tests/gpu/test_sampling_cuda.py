@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from mla_router.worker.core import NO_TOKEN, Logprobs, SamplingParams
+from mla_router.worker.generation import Logprobs, SamplingParams
+from mla_router.worker.step.result import NO_TOKEN
 from support.cuda import forbid_waiting
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import Abort, Grammar
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import continuation
 from support.grammar_driver import EOS_ID, TOKENIZER, text
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run

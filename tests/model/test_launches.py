@@ -129,7 +129,9 @@ def record() -> dict[str, list[str]]:
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime.jit import JITFunction
 
-    from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+    from mla_router.worker.generation import SamplingParams
+    from mla_router.worker.step.engine import Capacity
+    from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
     from support.meta_engine import Launches, meta_engines, pretend
 
     names: list[str] = []

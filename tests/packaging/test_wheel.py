@@ -80,7 +80,7 @@ def sources() -> set[str]:
 
 def test_there_are_many_sources() -> None:
     """Otherwise the comparisons below would compare empty sets."""
-    assert {"mla_router/worker/core.py", "mla_router/launch/server.py"} <= sources()
+    assert {"mla_router/worker/step/plan.py", "mla_router/launch/server.py"} <= sources()
     assert "mla_router/worker/model/small/model.safetensors" in sources()
 
 

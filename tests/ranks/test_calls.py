@@ -9,17 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from mla_router.worker.core import (
-    Admitted,
-    GroupStep,
-    ImageRows,
-    PrefillChunk,
-    SamplingParams,
-    StepEngine,
-    StepPlan,
-    TokenMasks,
-)
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.mask_memory import STEPS, MaskMemory
 from mla_router.worker.ranks import calls
 from mla_router.worker.ranks.calls import (
@@ -33,6 +24,15 @@ from mla_router.worker.ranks.calls import (
     encode,
 )
 from mla_router.worker.ranks.errors import CallError
+from mla_router.worker.step.engine import StepEngine
+from mla_router.worker.step.plan import (
+    Admitted,
+    GroupStep,
+    ImageRows,
+    PrefillChunk,
+    StepPlan,
+    TokenMasks,
+)
 
 # The other public methods of an engine, and the reason why no call is sent.
 LOCAL = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity, StepEngine, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
@@ -20,6 +19,9 @@ from mla_router.worker.ranks.channel import CallReceiver, CallSender
 from mla_router.worker.ranks.follower import Follower
 from mla_router.worker.ranks.leader import Leader
 from mla_router.worker.scheduler.scheduler import EngineFailed
+from mla_router.worker.step.engine import Capacity, StepEngine
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 from support.attention import torch_attention
 from support.fake_engine import FakeEngine
 from support.faulty_engine import FaultyEngine

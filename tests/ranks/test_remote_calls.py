@@ -8,12 +8,12 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from mla_router.worker.core import PrefillChunk, StepPlan, TokenMasks
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks import remote_calls
 from mla_router.worker.ranks.calls import EngineCall, Forward, Masks, Sample, encode
 from mla_router.worker.ranks.errors import CallError, RanksError
 from mla_router.worker.ranks.remote_calls import RemoteCalls, RemoteReceiver, SessionKeys
+from mla_router.worker.step.plan import PrefillChunk, StepPlan, TokenMasks
 
 KEYS = SessionKeys("a secret of the nodes", "session")
 VOCAB_SIZE = 70  # three words

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, ToScheduler
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate, run
 from support.stepped_scheduler import SteppedScheduler

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.estimate import OutputEstimate
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan
 from support.fake_engine import continuation
 from support.faulty_engine import FaultyEngine
 from support.scripted_scheduler import generate, run

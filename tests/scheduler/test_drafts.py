@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.core import PrefillChunk, SamplingParams, StepPlan, StepResult
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.scheduler.draft_choice import LEARNT, DraftChoice
 from mla_router.worker.scheduler.drafts import NOTHING, DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.plan import PrefillChunk, StepPlan
+from mla_router.worker.step.result import StepResult
 
 NONE = StepDrafts(0, made=False, feeds_drafter=False)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate
 from support.stepped_scheduler import SteppedScheduler

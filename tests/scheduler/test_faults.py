@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.scheduler import MAX_FAILURES, EngineFailed
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import continuation
 from support.faulty_engine import FaultyEngine
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
 from mla_router.worker.scheduler.grammars import _mask_end
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import continuation
 from support.forcing_grammars import FORCING, ForcingGrammars
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run

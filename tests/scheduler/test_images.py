@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.core import (
-    Capacity,
-    FinishReason,
-    ImageInfo,
-    ImageKind,
-    ImagePart,
-    ImageRows,
-    SamplingParams,
-)
-from mla_router.worker.messages import Generate, Image, PlacedImage
+from mla_router.worker.generation import FinishReason, SamplingParams
+from mla_router.worker.images import Image, ImageInfo, ImageKind, ImagePart, PlacedImage
+from mla_router.worker.messages import Generate
 from mla_router.worker.scheduler.images import ImageRequests, layers_within
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import ImageRows
 
 TILE_BYTES, TILES_OF_A_BATCH, ROOM, VOCABULARY = 12, 4, 100, 50
 

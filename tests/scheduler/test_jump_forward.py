@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import VOCAB, FakeEngine, continuation
 from support.forcing_grammars import FORCING, ForcingGrammars, forced_continuation, forced_run
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run

@@ -10,13 +10,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.core import Capacity, GroupStep, StepPlan
 from mla_router.worker.dp_group import LocalMailbox, dp_groups
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Abort, FlushCache, Shutdown
 from mla_router.worker.scheduler.drafts import NOTHING, DecodeOutcome
 from mla_router.worker.scheduler.lockstep import Lockstep
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import GroupStep, StepPlan
 from support.dp_schedulers import DpScheduler, dp_schedulers, wait_idle
 from support.fake_engine import continuation
 from support.processes import wait_until

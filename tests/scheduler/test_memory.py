@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mla_router.worker.core import Capacity, FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.step.engine import Capacity
 from support.scripted_scheduler import generate
 
 PROMPTS = [[(i // 5 * k + i) % 3 for i in range(200)] for k in (0, 1)]

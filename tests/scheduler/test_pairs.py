@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan
 from support.dp_schedulers import other_dp_rank
 from support.fake_engine import continuation, logprob
 from support.faulty_engine import FaultyEngine

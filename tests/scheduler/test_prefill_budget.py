@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity, StepSeconds
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.prefill_budget import PrefillBudget, size_class
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step_time import TARGET_S, StepTimeModel, TokenBudget
+from mla_router.worker.step.engine import Capacity, StepSeconds
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import generate, run
 from support.timed_engine import TimedEngine

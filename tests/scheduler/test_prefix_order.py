@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.scheduler.prefix_order import order_by_prefix
 from mla_router.worker.scheduler.request import Request
 

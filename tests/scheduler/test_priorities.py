@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, ToScheduler
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import FakeEngine, continuation
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 from support.stepped_scheduler import SteppedScheduler

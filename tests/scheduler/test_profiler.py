@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import StartProfile, StopProfile
 from mla_router.worker.scheduler import profiler as profiler_module
 from mla_router.worker.scheduler.profiler import Profiler
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import FakeEngine
 from support.scripted_scheduler import generate
 from support.stepped_scheduler import SteppedScheduler

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, Deltas, ToScheduler
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import continuation, logprob
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToScheduler
 from mla_router.worker.scheduler import scheduler
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 from support.timed_engine import TimedEngine

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import VOCAB, continuation, logprob
 from support.faulty_engine import FaultyEngine
 from support.forcing_grammars import FORCING, forced_continuation

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, ToScheduler
+from mla_router.worker.step.engine import Capacity
 from support.fake_engine import FakeEngine, continuation
 from support.faulty_engine import FaultyEngine
 from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run

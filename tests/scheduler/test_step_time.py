@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.core import Capacity, PrefillChunk, StepPlan, StepSeconds
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.scheduler.step_time import TARGET_S, StepTimeModel, TokenBudget
+from mla_router.worker.step.engine import Capacity, StepSeconds
+from mla_router.worker.step.plan import PrefillChunk, StepPlan
 from support.fake_engine import VOCAB
 from support.timed_engine import TimedEngine
 

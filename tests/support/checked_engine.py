@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.outputs import ForwardOutput
+from mla_router.worker.step.plan import StepPlan
 
 
 class CheckedEngine(Engine):

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from mla_router.worker.core import Capacity, GroupStep, StepPlan, StepResult
 from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.kernels.comm.all_to_all import Choice, ExpertTables
 from mla_router.worker.kernels.comm.connect import Meeting
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.moe import Gate
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import GroupStep, StepPlan
+from mla_router.worker.step.result import StepResult
 from support.fake_graphs import fake_decode_graphs
 from support.fake_piecewise import fake_piecewise_graphs
 from support.rank_engine import CPU, Step, engine_of_rank

@@ -14,7 +14,6 @@ import msgspec
 import zmq
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity, GroupStep, StepPlan
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, dp_groups
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
@@ -29,6 +28,8 @@ from mla_router.worker.messages import (
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.lockstep import Lockstep
 from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import GroupStep, StepPlan
 from support.fake_engine import VOCAB, FakeEngine, FakeStep, continuation
 from support.processes import EVENT_TIMEOUT_S, wait_until
 from support.scripted_scheduler import generate, run

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Logprobs, SamplingParams
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.generation import Logprobs, SamplingParams
 from mla_router.worker.messages import Generate, Stats, ToScheduler
 from support.forcing_grammars import FORCING, ForcingGrammars
 from support.random_requests import random_script

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import NO_TOKEN
+from mla_router.worker.step.result import NO_TOKEN
 
 SPARE = 3  # unused slots
 UNTOUCHED = -7

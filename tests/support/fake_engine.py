@@ -14,15 +14,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from mla_router.worker.core import (
-    NO_TOKEN,
-    Capacity,
-    Logprobs,
-    PrefillChunk,
-    StepPlan,
-    StepResult,
-    TokenMasks,
-)
+from mla_router.worker.generation import Logprobs
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import PrefillChunk, StepPlan, TokenMasks
+from mla_router.worker.step.result import NO_TOKEN, StepResult
 
 VOCAB = 50
 WRONG = -7  # the token of a draft that is not accepted

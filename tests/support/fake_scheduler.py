@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from mla_router.worker.child import die_with_parent, ignore_stop_signals
-from mla_router.worker.core import Logprobs, SamplingParams
+from mla_router.worker.generation import Logprobs, SamplingParams
 from mla_router.worker.messages import (
     Abort,
     Delta,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from mla_router.worker.core import NO_TOKEN, Capacity, StepPlan, StepResult, TokenMasks
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import NO_TOKEN, StepResult
 from support.fake_engine import FakeEngine, FakeStep
 
 

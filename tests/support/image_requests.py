@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from mla_router.worker.core import ImageInfo, ImageKind
-from mla_router.worker.messages import Abort, Generate, Image, PlacedImage, ToScheduler
+from mla_router.worker.images import Image, ImageInfo, ImageKind, PlacedImage
+from mla_router.worker.messages import Abort, Generate, ToScheduler
 from support.random_sampling import random_sampling
 from support.tiny_llava import TILE
 from support.tiny_model import VOCAB_SIZE

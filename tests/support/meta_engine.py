@@ -15,7 +15,6 @@ import torch
 import triton
 from triton.runtime import driver
 
-from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.kernels import device, quantized_linear
 from mla_router.worker.kernels.beside import Fork
@@ -26,6 +25,7 @@ from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import after_load, allocate, default_dtype
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model
+from mla_router.worker.step.engine import Capacity
 from support.attention import triton_attention
 from support.sm90 import NoDevice
 

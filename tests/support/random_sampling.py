@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from support.token_masks import token_bits
 
 

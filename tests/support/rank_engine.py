@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy
 from mla_router.worker.engine.capacity import capacity_without_pages, plan_capacity
 from mla_router.worker.engine.runners.outputs import ForwardOutput
@@ -21,6 +20,9 @@ from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_eagle, load_model, load_mtp
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 from support.attention import torch_attention
 from support.checked_engine import CheckedEngine
 

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, SamplingParams, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopyBuffers
 from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.plan import Admitted, StepPlan, TokenMasks
+from mla_router.worker.step.result import StepResult
 
 
 class SamplerDriver:

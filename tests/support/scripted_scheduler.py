@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity, SamplingParams, StepEngine, StepSeconds
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.messages import (
     Delta,
@@ -21,6 +21,7 @@ from mla_router.worker.messages import (
 )
 from mla_router.worker.scheduler.lockstep import StepGroup
 from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.step.engine import Capacity, StepEngine, StepSeconds
 from support.fake_engine import VOCAB, FakeEngine
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.core import Capacity, Logprobs, StepResult
+from mla_router.worker.generation import Logprobs
 from mla_router.worker.kernels.comm.groups import ONE_RANK
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.result import StepResult
 from support.drafted_runs import mixed_script
 from support.random_requests import random_script
 from support.rank_engine import RecordingEngine, engine_of_rank

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from mla_router.worker.core import Capacity, StepPlan
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan
 from support.fake_engine import FakeEngine, FakeStep
 
 

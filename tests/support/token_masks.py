@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from mla_router.worker.core import TokenMasks
+from mla_router.worker.step.plan import TokenMasks
 
 
 def token_masks(allowed: Mapping[int, Collection[int]], vocab_size: int) -> TokenMasks:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import UNUSED, Logprobs, StepPlan, StepResult
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
+from mla_router.worker.generation import Logprobs
+from mla_router.worker.step.plan import StepPlan
+from mla_router.worker.step.result import UNUSED, StepResult
 
 
 @dataclass(slots=True)

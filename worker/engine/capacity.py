@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import Capacity
 from mla_router.worker.host_limits import usable_memory
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kv_cache.spec import KVCacheSpec, bytes_per_token
+from mla_router.worker.step.engine import Capacity
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from mla_router.worker.core import Capacity, GroupStep, ImagePart, StepPlan, TokenMasks
 from mla_router.worker.engine.async_copy import AsyncCopy, AsyncCopyBuffers
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.head import Head
@@ -26,9 +25,12 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.engine.speculation.drafter import Drafter, DraftStep, NewDrafter
+from mla_router.worker.images import ImagePart
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import GroupStep, StepPlan, TokenMasks
 
 
 class Engine:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mla_router.worker.core import (
-    Admitted,
-    PrefillChunk,
-    SamplingParams,
-    StepEngine,
-    StepPlan,
-    StepResult,
-    StepSeconds,
-)
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.engine import StepEngine, StepSeconds
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
+from mla_router.worker.step.result import StepResult
 
 # The time of a chunk that takes this many seconds predicts the time of longer chunks.
 _LONG_S = 0.05

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import ForwardOutput, LayerOutput
 from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
 from mla_router.worker.model.exchange import NO_EXCHANGE, Exchange
+from mla_router.worker.step.plan import StepPlan
 
 
 class Head:

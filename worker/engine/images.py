@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import ImageInfo, ImagePart, PrefillChunk
 from mla_router.worker.engine.runners.tower_graphs import TowerGraphs
+from mla_router.worker.images import ImageInfo, ImagePart
 from mla_router.worker.model.vision import VisionEncoder
+from mla_router.worker.step.plan import PrefillChunk
 
 # Share of the host's time for a layer that holds up the steps: it launches a piece while the device computes the step
 # before

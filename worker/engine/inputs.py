@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.runners.decode_rows import DecodeRows
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.step.plan import StepPlan
 
 PROMPT_HEADER = 2  # integers before a prompt's tokens: slot and length
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, RowKind, StepPlan
 from mla_router.worker.engine.sampling.drafted_rows import SlotTokens
 from mla_router.worker.engine.speculation.tree_state import TreeState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import (
@@ -18,6 +17,8 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     prompt_out_cache_loc,
     window_cache_loc,
 )
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import RowKind, StepPlan
 
 
 class SlotState:

@@ -23,11 +23,11 @@ import triton
 from tqdm import tqdm
 from triton.runtime import driver
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.host_limits import usable_cores
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
+from mla_router.worker.step.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,14 @@ from typing import Any
 
 import torch
 
-from mla_router.worker.core import (
-    Admitted,
-    Capacity,
-    ImageInfo,
-    ImageKind,
-    ImagePart,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.images import ImageInfo, ImageKind, ImagePart
 from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 
 # All features of sampling that take memory.
 _ALL_FEATURES = SamplingParams(

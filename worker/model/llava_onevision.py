@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.core import ImageFormat, ImageInfo, ImageKind
+from mla_router.worker.images import ImageFormat, ImageInfo, ImageKind
 from mla_router.worker.model.config.llava_onevision import LlavaOnevisionConfig
 from mla_router.worker.model.llama import LlamaForCausalLM
 from mla_router.worker.model.vision import VisionEncoder

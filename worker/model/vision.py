@@ -8,7 +8,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.core import ImageFormat, ImageInfo
+from mla_router.worker.images import ImageFormat, ImageInfo
 
 
 class VisionEncoder(nn.Module):

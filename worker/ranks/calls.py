@@ -10,9 +10,10 @@ from typing import Any, Union
 
 import msgspec
 
-from mla_router.worker.core import ImagePart, StepPlan, TokenMasks
+from mla_router.worker.images import ImagePart
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.errors import CallError
+from mla_router.worker.step.plan import StepPlan, TokenMasks
 
 # Bytes of the largest call. A plan with new requests has their prompts, 5 bytes a token at most.
 MAX_CALL = 1 << 30

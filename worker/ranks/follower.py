@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NoReturn, Protocol
 
-from mla_router.worker.core import PendingStep, StepEngine
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.ranks.calls import Encode, EncodeLayers, EngineCall, Forward, Sample
+from mla_router.worker.step.engine import PendingStep, StepEngine
 
 HEARTBEAT_S = 0.5
 # Step N is launched when step N-2 is complete, here and on rank 0, because engines reuse the host memory of step N-2.

@@ -6,16 +6,7 @@ from typing import Generic, Protocol
 
 import numpy as np
 
-from mla_router.worker.core import (
-    Capacity,
-    ForwardOutput,
-    ImagePart,
-    PendingImages,
-    PendingStep,
-    StepEngine,
-    StepPlan,
-    TokenMasks,
-)
+from mla_router.worker.images import ImagePart
 from mla_router.worker.ranks.calls import (
     Encode,
     EncodeLayers,
@@ -24,6 +15,14 @@ from mla_router.worker.ranks.calls import (
     Masks,
     Sample,
 )
+from mla_router.worker.step.engine import (
+    Capacity,
+    ForwardOutput,
+    PendingImages,
+    PendingStep,
+    StepEngine,
+)
+from mla_router.worker.step.plan import StepPlan, TokenMasks
 
 
 class Sender(Protocol):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.core import StepEngine
 from mla_router.worker.engine.choose import choose_device
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
@@ -23,6 +22,7 @@ from mla_router.worker.ranks.remote_calls import RemoteCalls, SessionKeys
 from mla_router.worker.ranks.remote_mailbox import RemoteMailbox
 from mla_router.worker.ranks.rendezvous import Rendezvous
 from mla_router.worker.ranks.stores import StoreLocation
+from mla_router.worker.step.engine import StepEngine
 
 logger = logging.getLogger(__name__)
 

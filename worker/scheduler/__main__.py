@@ -20,7 +20,6 @@ from setproctitle import setproctitle
 from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent, ignore_stop_signals
 from mla_router.worker.config import EXIT_BAD_SETTINGS, ConfigError, WorkerConfig
-from mla_router.worker.core import StepEngine, StepSeconds
 from mla_router.worker.dp_group import DpGroup, LocalMailbox, Mailbox
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import GrammarPool
@@ -33,6 +32,7 @@ from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.expert_recorder import Load
 from mla_router.worker.scheduler.lockstep import Alone, Lockstep, StepGroup
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
+from mla_router.worker.step.engine import StepEngine, StepSeconds
 
 if TYPE_CHECKING:
     from mla_router.worker.engine.engine import Engine

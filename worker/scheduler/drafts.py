@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mla_router.worker.core import StepPlan, StepResult
 from mla_router.worker.scheduler.draft_choice import DraftChoice
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.plan import StepPlan
+from mla_router.worker.step.result import StepResult
 
 
 class StepDrafts(NamedTuple):

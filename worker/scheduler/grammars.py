@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from mla_router.worker.core import TokenMasks
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.plan import TokenMasks
 
 
 @dataclass(slots=True)

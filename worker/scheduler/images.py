@@ -15,9 +15,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mla_router.worker.core import ImagePart, PendingImages, StepEngine
-from mla_router.worker.messages import Generate, Image
+from mla_router.worker.images import Image, ImagePart
+from mla_router.worker.messages import Generate
 from mla_router.worker.scheduler.request import Request
+from mla_router.worker.step.engine import PendingImages, StepEngine
 
 # Time of the tower between two steps, as a share of a step's time
 SHARE = 0.45

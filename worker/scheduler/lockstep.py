@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from mla_router.worker.core import GroupStep, StepPlan
 from mla_router.worker.dp_group import Mailbox
 from mla_router.worker.engine.runners.choose import fits_decode_graph
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.scheduler.drafts import NOTHING, DecodeOutcome
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.plan import GroupStep, StepPlan
 
 # The fields of `_Size`, then those of its outcome
 _SIZE = struct.Struct("<QIId???IIId??")

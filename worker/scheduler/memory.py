@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mla_router.worker.core import Capacity, FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.scheduler.page_allocator import PageAllocator
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.window_pages import WindowPages
+from mla_router.worker.step.engine import Capacity
 
 
 class Memory:

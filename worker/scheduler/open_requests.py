@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mla_router.worker.core import NO_TOKEN, FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.messages import Generate
 from mla_router.worker.scheduler.grammars import GrammarRequests
@@ -12,6 +12,7 @@ from mla_router.worker.scheduler.images import ImageRequests
 from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
 from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.step.result import NO_TOKEN
 
 
 class OpenRequests(dict[str, Request]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.messages import Delta, Deltas, Generate
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.request import Request

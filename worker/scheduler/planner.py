@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission
 from mla_router.worker.scheduler.draft_choice import DraftChoice
 from mla_router.worker.scheduler.drafts import DraftPolicy
@@ -18,6 +17,7 @@ from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from mla_router.worker.scheduler.step import Step
 from mla_router.worker.scheduler.step_time import StepTimeModel
 from mla_router.worker.scheduler.waiting import WaitingQueue
+from mla_router.worker.step.plan import Admitted, StepPlan
 
 
 class Planner:

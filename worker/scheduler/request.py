@@ -25,16 +25,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 
-from mla_router.worker.core import (
-    FinishReason,
-    ImageRows,
-    Logprobs,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
-from mla_router.worker.messages import Grammar, PlacedImage
+from mla_router.worker.generation import FinishReason, Logprobs, SamplingParams
+from mla_router.worker.images import PlacedImage
+from mla_router.worker.messages import Grammar
 from mla_router.worker.scheduler.radix_cache import Node
+from mla_router.worker.step.plan import ImageRows, PrefillChunk, StepPlan
 
 
 class State(Enum):

@@ -24,12 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import (
-    FinishReason,
-    StepEngine,
-    StepResult,
-    TokenMasks,
-)
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.grammar.pool import GrammarPool
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
@@ -56,6 +51,9 @@ from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
 from mla_router.worker.scheduler.profiler import Profiler
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.step.engine import StepEngine
+from mla_router.worker.step.plan import TokenMasks
+from mla_router.worker.step.result import StepResult
 
 logger = logging.getLogger(__name__)
 

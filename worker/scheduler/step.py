@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mla_router.worker.core import PendingStep, StepPlan
 from mla_router.worker.scheduler.request import Request
+from mla_router.worker.step.engine import PendingStep
+from mla_router.worker.step.plan import StepPlan
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mla_router.worker.core import StepPlan, StepSeconds
 from mla_router.worker.scheduler.elasticity import Elasticity
+from mla_router.worker.step.engine import StepSeconds
+from mla_router.worker.step.plan import StepPlan
 
 # A step that takes somewhat longer than predicted should still take less than half a second.
 TARGET_S = 0.4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.step.engine import Capacity
 
 
 class WindowPages:

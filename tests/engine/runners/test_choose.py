@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.core import GroupStep, ImageRows, PrefillChunk, StepPlan
 from mla_router.worker.engine.runners.choose import (
     MAX_EXTRA_READS,
     MAX_INPUT_TOKENS,
@@ -17,6 +16,7 @@ from mla_router.worker.engine.runners.choose import (
     fits_decode_graph,
 )
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.step.plan import GroupStep, ImageRows, PrefillChunk, StepPlan
 
 EAGER, DECODE = RunnerKind.EAGER, RunnerKind.DECODE_GRAPH
 PREFILL, PIECEWISE = RunnerKind.PREFILL_GRAPH, RunnerKind.PIECEWISE

@@ -10,13 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import RunnerKind, choose_runner
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.attention import torch_attention
 from support.cached_rows import cached_rows, clear, put_back
 from support.checked_engine import CheckedEngine

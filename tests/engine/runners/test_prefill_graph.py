@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners import prefill_graph
 from mla_router.worker.engine.runners.prefill_graph import (
@@ -23,7 +22,10 @@ from mla_router.worker.engine.runners.prefill_graph import (
 )
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.speculation.chain import NewChain
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.model.loader import load_model, load_mtp
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.attention import triton_attention
 from support.fake_graphs import fake_capture_sizes
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model

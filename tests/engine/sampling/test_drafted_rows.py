@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import UNUSED, Admitted, SamplingParams, StepPlan
 from mla_router.worker.engine.sampling.drafted_rows import DraftedRows, SlotTokens
 from mla_router.worker.engine.sampling.sampler import Sampler
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.kernels.kv_cache.tree_rows import Trees
+from mla_router.worker.step.plan import Admitted, StepPlan
+from mla_router.worker.step.result import UNUSED
 
 V, SLOTS, DRAFTS, STEPS = 24, 3, 3, 8
 # Penalties that change most draws of a vocabulary so small, and a greedy request

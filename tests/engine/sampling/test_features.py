@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mla_router.worker.core import Admitted, SamplingParams, StepPlan
 from mla_router.worker.engine.sampling.features import SlotFeatures
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.plan import Admitted, StepPlan
 
 
 @pytest.mark.parametrize(

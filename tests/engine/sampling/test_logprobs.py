@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.sampling.logprobs import SLICE_ROWS, Run, prompt_token_logprobs
+from mla_router.worker.generation import SamplingParams
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.sampling.rows import SampledRows
+from mla_router.worker.step.plan import PrefillChunk, StepPlan
 
 DEPTH, NODES = 3, 5  # of a tree of drafts, its root included
 PLAN = StepPlan(

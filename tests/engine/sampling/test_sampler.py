@@ -20,8 +20,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mla_router.worker.core import NO_TOKEN, SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.kernels.sampling.noise import gumbel
+from mla_router.worker.step.result import NO_TOKEN
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mla_router.worker.config import ConfigError
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Generate, ToScheduler
 from support.drafted_runs import engine_of, mixed_script, outcome_of
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mla_router.worker.config import SMALL_MODEL
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Generate, ToScheduler
 from support.drafted_runs import NOISE_ALONE, engine_of, mixed_script, outcome_of
 from support.forcing_grammars import FORCING

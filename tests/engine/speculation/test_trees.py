@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Abort, Generate, ToScheduler
+from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.drafted_runs import NOISE_ALONE, Outcome, engine_of, mixed_script, outcome_of
 from support.forcing_grammars import FORCING
 from support.tiny_drafter import write_tiny_drafter

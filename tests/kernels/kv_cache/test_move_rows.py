@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mla_router.worker.core import UNUSED
 from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
 from mla_router.worker.kernels.kv_cache.move_rows import Layers, move_rows_torch, move_rows_triton
+from mla_router.worker.step.result import UNUSED
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
     look_up_torch,
@@ -20,6 +19,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     window_cache_loc_torch,
     window_cache_loc_triton,
 )
+from mla_router.worker.step.plan import RowKind
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.kv_cache.tree_rows import (
     Trees,
     look_up_nodes_torch,
     look_up_nodes_triton,
 )
+from mla_router.worker.step.plan import RowKind
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.core import NO_TOKEN, UNUSED
 from mla_router.worker.kernels.sampling.accept_tree import accept_tree_torch, accept_tree_triton
+from mla_router.worker.step.result import NO_TOKEN, UNUSED
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.kernels.sampling.sample import sample_torch, sample_triton, tiling
+from mla_router.worker.step.result import NO_TOKEN
 from support.drawing import draw as draw_tokens
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE

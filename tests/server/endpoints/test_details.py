@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from mla_router.worker.config import SMALL_MODEL
-from mla_router.worker.core import Logprobs
+from mla_router.worker.generation import Logprobs
 from mla_router.worker.server.endpoints.logprobs import PromptLogprob, prompt_logprobs
 from mla_router.worker.server.text.tokenizer import Tokenizer
 from support import client

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import tokenizers
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Generate
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script

@@ -7,7 +7,7 @@ import json
 import urllib.request
 from typing import Any
 
-from mla_router.worker.core import Logprobs
+from mla_router.worker.generation import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox, make_mailbox, merge

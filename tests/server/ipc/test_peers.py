@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import AbortName, Drain, Generate, HasName, PeerQuery, Ping
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox

@@ -13,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import (
     Abort,
     Delta,

@@ -13,8 +13,8 @@ pytest.importorskip("PIL", reason="needs Pillow: requirements.lock has it")
 
 from PIL import Image
 
-from mla_router.worker.core import ImageFormat, ImageKind
-from mla_router.worker.messages import Image as Tiles
+from mla_router.worker.images import Image as Tiles
+from mla_router.worker.images import ImageFormat, ImageKind
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media.reader import MediaReader
 from mla_router.worker.server.media.source import Kind, Source

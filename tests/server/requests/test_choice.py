@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 
 from mla_router.worker.config import SMALL_MODEL
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.requests.choice import Choice, Finish
 from mla_router.worker.server.text.detokenizer import Detokenizer

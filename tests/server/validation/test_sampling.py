@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.step.plan import StepPlan
 
 # Maximum number of prompt tokens of a step that runs as decode rows. A graph saves less in longer steps, and each token
 # is a row with separate attention.

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import DecodeInputs, InputPacker
 from mla_router.worker.engine.runners.alias import alias
 from mla_router.worker.engine.runners.capture import capture, capture_sizes
@@ -26,6 +25,7 @@ from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import Decode, ForwardOutput, HeadOutput
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
+from mla_router.worker.step.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

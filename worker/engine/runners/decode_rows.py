@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mla_router.worker.core import StepPlan
+from mla_router.worker.step.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import InputPacker, RowInputs
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
@@ -12,6 +11,7 @@ from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.step.plan import StepPlan
 
 
 class EagerRunner:

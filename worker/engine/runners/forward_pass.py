@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.images import ImageStore
@@ -19,6 +18,8 @@ from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.plan import StepPlan
 
 
 class ForwardPass:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.step.plan import StepPlan
 
 if TYPE_CHECKING:
     from mla_router.worker.engine.runners.decode_graph import DecodeGraph

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import RowInputs
 from mla_router.worker.engine.runners.alias import alias
 from mla_router.worker.engine.runners.capture import capture_sizes
@@ -29,6 +28,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
 from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.step.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

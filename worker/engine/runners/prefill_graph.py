@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import PROMPT_HEADER, InputPacker, PromptInputs
 from mla_router.worker.engine.runners.alias import alias
@@ -25,6 +24,7 @@ from mla_router.worker.engine.runners.capture import capture, capture_sizes
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.step.plan import PrefillChunk, StepPlan
 
 # The forward pass of a prompt [2 + size] int64: slot, length, tokens and padding.
 Prefill = Callable[[Tensor], LayerOutput]

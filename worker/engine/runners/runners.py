@@ -6,7 +6,6 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import RunnerKind
 from mla_router.worker.engine.runners.decode_graph import DecodeGraphRunner
@@ -16,6 +15,7 @@ from mla_router.worker.engine.runners.outputs import ForwardOutput, LayerOutput
 from mla_router.worker.engine.runners.piecewise import PiecewiseRunner
 from mla_router.worker.engine.runners.prefill_graph import PrefillGraphRunner
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.step.plan import StepPlan
 
 
 class Inputs(Protocol):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.step.plan import Admitted
 
 FOR_EVER = 1 << 62  # a position after all others
 

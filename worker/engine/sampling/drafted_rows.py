@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.sampling.penalties import DraftsAhead
 from mla_router.worker.engine.sampling.step_rows import DraftArrays
 from mla_router.worker.kernels.kv_cache.tree_rows import Trees
 from mla_router.worker.kernels.sampling.accept import accept
 from mla_router.worker.kernels.sampling.accept_tree import accept_tree
+from mla_router.worker.step.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

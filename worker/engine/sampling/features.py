@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mla_router.worker.core import Admitted, SamplingParams, StepPlan
 from mla_router.worker.engine.sampling.bias import FOR_EVER
+from mla_router.worker.generation import SamplingParams
+from mla_router.worker.step.plan import Admitted, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Logprobs
+from mla_router.worker.generation import Logprobs
 
 # Prompt rows whose logits exist at a time: 132 MB of float32 for V = 129,280.
 SLICE_ROWS = 256

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.step.plan import Admitted
 
 _FLOATS = (
     "temperature",

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted
 from mla_router.worker.engine.sampling.params import RowSamplingParams
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.step.plan import Admitted
 
 _IN_PROMPT, _ONE_OUTPUT = 1, 2
 

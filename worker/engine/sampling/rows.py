@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mla_router.worker.core import StepPlan
+from mla_router.worker.step.plan import StepPlan
 
 
 class SampledRows:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.bitmask import apply_token_bitmask
@@ -29,6 +28,7 @@ from mla_router.worker.engine.sampling.step_rows import StepRows
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
+from mla_router.worker.step.plan import Admitted, StepPlan, TokenMasks
 
 # Maximum number of rows that are changed at a time, which limits temporary memory.
 _SLICE_ROWS = 256

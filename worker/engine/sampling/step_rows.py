@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mla_router.worker.core import StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.features import RowFeatures
 from mla_router.worker.engine.sampling.rows import SampledRows
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.step.plan import StepPlan, TokenMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, RowKind
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
@@ -26,6 +25,7 @@ from mla_router.worker.engine.speculation.extension import DraftLayer, Extension
 from mla_router.worker.engine.speculation.slot_drafts import SlotDrafts
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp, look_up
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.step.plan import Admitted, RowKind
 
 
 @dataclass(frozen=True, slots=True)

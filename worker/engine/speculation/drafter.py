@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import ForwardOutput
@@ -17,6 +16,7 @@ from mla_router.worker.engine.sampling.draws import Draws
 from mla_router.worker.engine.sampling.sampler import Sampled
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.step.plan import Admitted, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import MAX_PREDICTION, Admitted
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
 from mla_router.worker.engine.upload import Upload
+from mla_router.worker.generation import MAX_PREDICTION
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.sampling.ngram import draft_ngrams
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.step.plan import Admitted
 
 
 @dataclass(frozen=True, slots=True)

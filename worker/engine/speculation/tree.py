@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Admitted
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.speculation.drafter import DraftStep, NewDraws
@@ -29,6 +28,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.sampling.tree_choice import choose_nodes
 from mla_router.worker.kernels.sampling.tree_growth import Candidates, Roots, grow_tree
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.step.plan import Admitted
 from mla_router.worker.tree_shape import TreeShape
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import UNUSED, Capacity
 from mla_router.worker.kernels.attention.tree_tail import TreeTail
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.kv_cache.tree_rows import Trees, look_up_nodes
+from mla_router.worker.step.engine import Capacity
+from mla_router.worker.step.result import UNUSED
 
 
 class TreeState:

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.core import UNUSED
 from mla_router.worker.kernels.kv_cache.fp8 import as_bytes
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.step.result import UNUSED
 
 _BLOCK = 1024
 _WORD = 4  # bytes

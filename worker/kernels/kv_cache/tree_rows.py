@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.core import RowKind
 from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.step.plan import RowKind
 
 _BLOCK = 128
 

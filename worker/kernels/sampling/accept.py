@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.core import UNUSED
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.step.result import UNUSED
 
 
 def accept(

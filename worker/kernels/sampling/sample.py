@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.sampling.noise import GOLDEN, MIX_1, MIX_2, gumbel
+from mla_router.worker.step.result import NO_TOKEN
 
 # Rows are cut into slices: this many programs occupy a GPU, and this many results of one row are compared at once.
 _PROGRAMS = 1024

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.server.endpoints.logprobs import (
     CompletionLogprobs,
     CompletionLogprobWriter,

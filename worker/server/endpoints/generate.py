@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.messages import PlacedImage
+from mla_router.worker.images import PlacedImage
 from mla_router.worker.server.endpoints.native_answer import GrowingAnswer
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.http.json_response import json_response

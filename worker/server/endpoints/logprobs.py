@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import Logprobs
+from mla_router.worker.generation import Logprobs
 from mla_router.worker.server.requests.choice import Output
 from mla_router.worker.server.text.tokenizer import Tokenizer
 from mla_router.worker.server.validation.details import Details

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import chain
 
-from mla_router.worker.core import Logprobs
+from mla_router.worker.generation import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import ApiError
 

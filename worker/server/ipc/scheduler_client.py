@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.messages import (
     Abort,
     Delta,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mla_router.worker.core import ImageFormat, ImageInfo, ImageKind
-from mla_router.worker.messages import Image
+from mla_router.worker.images import Image, ImageFormat, ImageInfo, ImageKind
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

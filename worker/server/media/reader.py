@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from mla_router.worker.core import ImageFormat, ImageKind
-from mla_router.worker.messages import Image, PlacedImage
+from mla_router.worker.images import Image, ImageFormat, ImageKind, PlacedImage
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.media.decode import MAX_OF_ALL, decode_image
 from mla_router.worker.server.media.fetch import Fetcher

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.messages import Ready, Stats
 from mla_router.worker.server.ipc.shared_counters import Count, SharedCounters
 from mla_router.worker.server.metrics.series import Counter, Histogram

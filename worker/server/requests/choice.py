@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.text.detokenizer import Detokenizer
 from mla_router.worker.server.text.stop_regex import RegexMatcher

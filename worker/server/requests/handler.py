@@ -14,8 +14,9 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import FinishReason
-from mla_router.worker.messages import Delta, Generate, PlacedImage
+from mla_router.worker.generation import FinishReason
+from mla_router.worker.images import PlacedImage
+from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.errors import (
     ENGINE_DIED,
     InternalError,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.requests.choice import Choice, Finish, Output
 from mla_router.worker.server.requests.replay import Replay, invalid_ids

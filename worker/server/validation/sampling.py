@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mla_router.worker.core import SamplingParams
+from mla_router.worker.generation import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.generation import FinishReason, Logprobs
 from mla_router.worker.server.endpoints.chat.prepare import PreparedChat
 from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, LoggedTokens, chat_logprobs
 from mla_router.worker.server.requests.choice import Finish, Output

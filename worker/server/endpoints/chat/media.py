@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mla_router.worker.messages import PlacedImage
+from mla_router.worker.images import PlacedImage
 from mla_router.worker.server.endpoints.chat.messages import Media
 from mla_router.worker.server.endpoints.chat.prompt import rendered
 from mla_router.worker.server.endpoints.chat.tools import ToolUse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import MAX_PREDICTION
+from mla_router.worker.generation import MAX_PREDICTION
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.chat import Prediction
 from mla_router.worker.server.state import Service

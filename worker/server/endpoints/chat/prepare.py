@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mla_router.worker.messages import PlacedImage
+from mla_router.worker.images import PlacedImage
 from mla_router.worker.server.endpoints.chat.constraint import constraint_of
 from mla_router.worker.server.endpoints.chat.media import media_of, placed
 from mla_router.worker.server.endpoints.chat.prediction import prediction_tokens

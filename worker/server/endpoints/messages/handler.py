@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
 from mla_router.worker.server.endpoints.chat.media import prompt_tokens
 from mla_router.worker.server.endpoints.chat.prepare import PreparedChat, prepare

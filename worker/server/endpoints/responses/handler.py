@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.generation import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
 from mla_router.worker.server.endpoints.chat.prepare import FieldNames, PreparedChat, prepare
 from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
