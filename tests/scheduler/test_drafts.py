@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.generation import SamplingParams
 from mla_router.worker.scheduler.draft_choice import LEARNT, DraftChoice
 from mla_router.worker.scheduler.drafts import NOTHING, DraftPolicy, StepDrafts
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
 from mla_router.worker.step.plan import PrefillChunk, StepPlan
 from mla_router.worker.step.result import StepResult
+from support.scripted_scheduler import generate
 
 NONE = StepDrafts(0, made=False, feeds_drafter=False)
 
 
 def requests(count: int) -> list[Request]:
-    return [Request(f"r{n}", [1], SamplingParams(9), tokens_per_row=3) for n in range(count)]
+    return [Request(generate(f"r{n}", [1], 9), tokens_per_row=3) for n in range(count)]
 
 
 def test_drafts_are_verified_one_step_after_they_are_made() -> None:

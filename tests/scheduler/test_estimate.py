@@ -14,7 +14,7 @@ from support.stepped_scheduler import SteppedScheduler
 
 
 def request(max_tokens: int, generated: int = 0) -> Request:
-    made = Request("r", [1] * 100, generate("", [], max_tokens).sampling)
+    made = Request(generate("r", [1] * 100, max_tokens))
     if generated:
         made.move_to(State.PREFILL)
         made.move_to(State.DECODE)

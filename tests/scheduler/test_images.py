@@ -17,6 +17,7 @@ from mla_router.worker.scheduler.images import ImageRequests, layers_within
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.step.engine import Capacity
 from mla_router.worker.step.plan import ImageRows
+from support.scripted_scheduler import generate
 
 TILE_BYTES, TILES_OF_A_BATCH, ROOM, VOCABULARY = 12, 4, 100, 50
 
@@ -84,7 +85,7 @@ def request(rid: str, *images: Image) -> Request:
     for one in images:
         placed.append(PlacedImage(one, len(prompt)))
         prompt += [7] * one.info.num_tokens + [2]
-    return Request(rid, prompt, SamplingParams(max_tokens=3), images=placed)
+    return Request(generate(rid, prompt, 3, images=placed))
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_chunks_name_the_rows_of_images() -> None:
     assert one.state is State.ENCODING
     keys = [VOCABULARY] * 4 + [2] + [VOCABULARY + 1] * 3
     assert one.prompt == [1, *keys, 2]
-    one.slot, one.state = 0, State.PREFILL
+    one.state = State.PREFILL
     chunks = [one.take_chunk(4), one.take_chunk(4), one.take_chunk(4)]
     assert [chunk.tokens for chunk in chunks] == [(1, 7, 7, 7), (7, 2, 7, 7), (7, 2)]
     assert [chunk.images for chunk in chunks] == [

@@ -200,7 +200,7 @@ def test_long_prompts_do_not_delay_a_jumping_request() -> None:
 @pytest.mark.parametrize(("run", "state"), [([7], State.DECODE), ([7, 8], State.PREFILL)])
 def test_a_jump_of_one_token_is_none(run: list[int], state: State) -> None:
     """That token comes from the step that has just been sampled: there is nothing to compute."""
-    jumps = Request("r", PROMPT, generate("", [], 100).sampling)
+    jumps = Request(generate("r", PROMPT, 100))
     jumps.move_to(State.PREFILL)
     jumps.move_to(State.DECODE)
     jumps.launched_outputs = 1

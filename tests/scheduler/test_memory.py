@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mla_router.worker.generation import FinishReason
+from mla_router.worker.generation import FinishReason, SamplingParams
+from mla_router.worker.messages import Generate
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.step.engine import Capacity
@@ -46,8 +47,9 @@ class MemoryMachine(RuleBasedStateMachine):
     )
     def admit(self, which: int, length: int, salt: str, scored_from: int | None) -> None:
         self.count += 1
-        sampling = generate("", [], 50, prompt_logprobs_from=scored_from).sampling
-        request = Request(f"r{self.count}", PROMPTS[which][:length], sampling, cache_salt=salt)
+        sampling = SamplingParams(50, prompt_logprobs_from=scored_from)
+        prompt = PROMPTS[which][:length]
+        request = Request(Generate(f"r{self.count}", prompt, sampling, cache_salt=salt))
         node, pages = self.memory.find_prefix(request)
         self.memory.cache.lock(node)
         self.memory.admit(request, node, pages)
@@ -89,29 +91,29 @@ class MemoryMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.memory.flush_cache()
         kinds = self.memory.capacity.page_kinds
-        held = kinds * sum(len(request.pages) for request in self.live)
+        held = kinds * sum(len(request.place.pages) for request in self.live)
         assert self.memory.room >= self.memory.capacity.num_pages - held
 
     def write(self, request: Request, start: int, tokens: list[int]) -> None:
         end = start + len(tokens)
         new = self.memory.grow(request, end)
         capacity, windows = self.memory.capacity, self.memory.windows
-        indices = [index for _, index, _ in new]
-        grown = range(len(request.pages) - len(new) // capacity.page_kinds, len(request.pages))
+        held, indices = request.place.pages, [index for _, index, _ in new]
+        grown = range(len(held) - len(new) // capacity.page_kinds, len(held))
         behind = [] if windows is None else [capacity.pages_per_request + index for index in grown]
         assert indices == [*grown, *behind]
         for at, token in enumerate(tokens, start):
             page, place = divmod(at, self.memory.page_size)
-            self.written[request.pages[page], place] = token
+            self.written[held[page], place] = token
             if windows is not None:
-                self.written[windows.of([request.pages[page]])[0], place] = token
+                self.written[windows.of([held[page]])[0], place] = token
         request.computed_length = end
         if windows is not None:
             self.memory.leave_window(request)
 
     def read(self, request: Request, at: int) -> int:
         page, place = divmod(at, self.memory.page_size)
-        return self.written[request.pages[page], place]
+        return self.written[request.place.pages[page], place]
 
     @invariant()
     def pages_hold_what_their_owners_wrote(self) -> None:
@@ -123,7 +125,7 @@ class MemoryMachine(RuleBasedStateMachine):
             for at in range(max(0, request.computed_length + 1 - window), request.computed_length):
                 page, place = divmod(at, self.memory.page_size)
                 assert self.memory.windows is not None
-                (own,) = self.memory.windows.of([request.pages[page]])
+                (own,) = self.memory.windows.of([request.place.pages[page]])
                 assert self.written[own, place] == known[at], (request, at)
 
     @invariant()
@@ -150,7 +152,7 @@ def window_memory(pages: int, window: int) -> Memory:
 
 def computed(memory: Memory, tokens: list[int], max_tokens: int = 1) -> Request:
     """Returns a request that has computed its prompt in one chunk, as far as it is not cached."""
-    request = Request("r", tokens, generate("", [], max_tokens).sampling)
+    request = Request(generate("r", tokens, max_tokens))
     node, pages = memory.find_prefix(request)
     memory.cache.lock(node)
     memory.admit(request, node, pages)
@@ -172,7 +174,7 @@ def test_pages_behind_a_window_are_spare_until_they_are_needed() -> None:
     assert memory.room == 4
     # The oldest are gone: a prompt that branches off there finds no prefix
     for length, cached in ((9, 0), (17, 0), (25, 24), (40, 40)):
-        request = Request("x", [*range(length), 99], generate("", [], 1).sampling)
+        request = Request(generate("x", [*range(length), 99], 1))
         assert memory.cached_tokens(request) == cached, length
 
 
@@ -191,7 +193,7 @@ def test_a_prefix_needs_the_pages_of_its_window() -> None:
     memory.check([second, third])
     # It shares both window pages of its prefix with a reader until that ends
     for taken in (0, 2):
-        fourth = Request("x", [*range(20), 70], generate("", [], 1).sampling)
+        fourth = Request(generate("x", [*range(20), 70], 1))
         assert memory.taken_by_prefix(memory.find_prefix(fourth)[1]) == taken
         if taken == 0:
             third.finish(FinishReason.STOP)
@@ -206,7 +208,7 @@ def test_a_prefix_ends_where_its_window_pages_are_gone() -> None:
     memory.release(branch)
     other = computed(memory, list(range(70, 90)))  # takes those that were read longer ago
     memory.check([first, other])
-    request = Request("x", [*range(25), 99], generate("", [], 1).sampling)
+    request = Request(generate("x", [*range(25), 99], 1))
     assert memory.cached_tokens(request) == 12
 
 

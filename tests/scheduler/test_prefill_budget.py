@@ -106,8 +106,9 @@ def test_no_step_is_longer_than_half_a_second() -> None:
 
 
 def test_the_half_by_size_goes_to_the_shortest_first_up_to_a_size_class() -> None:
-    sampling = generate("", [], 1).sampling
-    long, short = (Request(f"{n}", [1] * n, sampling, arrival=a) for a, n in enumerate((280, 10)))
+    long, short = (
+        Request(generate(f"{n}", [1] * n, 1), arrival=a) for a, n in enumerate((280, 10))
+    )
     tokens = TokenBudget(StepTimeModel(), 100, 1.0)
     budget = PrefillBudget([long, short], tokens, chunk_size=1000, by_size=True)
     for up_to, expected in (
@@ -123,8 +124,7 @@ def test_the_half_by_size_goes_to_the_shortest_first_up_to_a_size_class() -> Non
 def test_in_a_step_without_time_for_a_token_the_oldest_prompt_has_one() -> None:
     second_a_token = StepTimeModel()
     second_a_token.calibrate(StepSeconds(0.0, 100, 100.0, 100, 0.0, 100.0))
-    sampling = generate("", [], 1).sampling
-    old, young = (Request(f"{n}", [1] * 10, sampling, arrival=n) for n in range(2))
+    old, young = (Request(generate(f"{n}", [1] * 10, 1), arrival=n) for n in range(2))
     tokens = TokenBudget(second_a_token, 100, 0.5)
     budget = PrefillBudget([young, old], tokens, chunk_size=1000, by_size=True)
     budget.distribute()

@@ -109,8 +109,7 @@ def test_prompt_logprobs_survive_a_retraction(overlap: bool) -> None:
 
 
 def running(arrival: int, priority: int, computed: int, launched: int = 1) -> Request:
-    sampling = generate("", [], 9).sampling
-    request = Request(f"r{arrival}", [1, 2], sampling, arrival=arrival, priority=priority)
+    request = Request(generate(f"r{arrival}", [1, 2], 9), arrival=arrival, priority=priority)
     request.move_to(State.PREFILL)
     request.move_to(State.DECODE)
     request.computed_length = computed

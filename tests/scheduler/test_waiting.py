@@ -10,11 +10,9 @@ from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN, WINDOW, WaitingQueue
 from support.scripted_scheduler import generate, run
 
-SAMPLING = generate("", [], 4).sampling
-
 
 def request(arrival: int, priority: int = 0, cached: int = 0) -> Request:
-    made = Request(f"r{arrival}", [1], SAMPLING, arrival=arrival, priority=priority)
+    made = Request(generate(f"r{arrival}", [1]), arrival=arrival, priority=priority)
     made.cached_tokens = cached
     return made
 
@@ -59,7 +57,7 @@ def test_streams_of_another_worker_go_before_new_requests() -> None:
         queue = WaitingQueue(least_work_first=least_work_first)
         queue.add(request(1, cached=9))
         queue.add(retracted(2))
-        continued = Request("c", [1], SAMPLING, output=[5], arrival=6)
+        continued = Request(generate("c", [1], output=[5]), arrival=6)
         queue.add(continued)
         queue.add(request(3))
         assert order(queue) == [2, 6, 1, 3]

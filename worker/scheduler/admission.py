@@ -156,7 +156,7 @@ class Admission:
         by a request of its priority this takes at most about twice the time of its own computation (`prefill_budget.py`).
         """
         by_priority = sorted(self.prefilling, key=lambda r: r.priority)
-        computed = {self._next_tokens(r, r.tree_pages): r.priority for r in by_priority}
+        computed = {self._next_tokens(r, r.place.tree_pages): r.priority for r in by_priority}
         tried = set[object]()
         for request in self.waiting.candidates(self.memory.cached_tokens):
             node, pages = self.memory.find_prefix(request)
@@ -257,4 +257,4 @@ class Admission:
         tokens = tuple(request.context[at : min(at + _SHARED_TOKENS, request.max_cached)])
         if not self.memory.use_prefix_cache or len(tokens) < _SHARED_TOKENS:
             return request.rid
-        return request.cache_salt, at, tokens
+        return request.message.cache_salt, at, tokens

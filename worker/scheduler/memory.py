@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from mla_router.worker.generation import FinishReason
 from mla_router.worker.scheduler.page_allocator import PageAllocator
+from mla_router.worker.scheduler.place import Place
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.window_pages import WindowPages
@@ -43,8 +44,8 @@ class Memory:
     def find_prefix(self, request: Request) -> tuple[Node, list[int]]:
         """Returns the longest cached prefix of the request's context: its last node in the tree, and its pages."""
         if not self.use_prefix_cache:
-            return self.cache.root(request.cache_salt), []
-        salt, context = request.cache_salt, request.context[: request.max_cached]
+            return self.cache.root(request.message.cache_salt), []
+        salt, context = request.message.cache_salt, request.context[: request.max_cached]
         node, pages = self.cache.match(salt, context)
         if self.windows is not None and (usable := self.windows.usable(pages)) < len(pages):
             return self.cache.match(salt, context[: usable * self.page_size])
@@ -68,12 +69,13 @@ class Memory:
     def room_without(self, requests: Collection[Request]) -> int:
         """Returns `room` after the retraction of these running requests, without the window pages that they alone read of
         a prefix that others have locked."""
-        nodes = [request.node for request in requests if request.node is not None]
+        places = [request.place for request in requests]
+        nodes = [place.node for place in places if place.node is not None]
         for node in nodes:
             self.cache.unlock(node)
-        room = self.room + sum(len(r.pages) - r.tree_pages for r in requests)
+        room = self.room + sum(len(place.pages) - place.tree_pages for place in places)
         if self.windows is not None:
-            owned = (page for r in requests for page in r.pages[r.tree_pages :])
+            owned = (page for place in places for page in place.pages[place.tree_pages :])
             room += self.windows.count(owned, spare=False)
         for node in nodes:
             self.cache.lock(node)
@@ -81,24 +83,24 @@ class Memory:
 
     def admit(self, request: Request, node: Node, pages: list[int]) -> None:
         """Gives the request a slot and its cached prefix. The caller has locked `node` for it."""
-        request.node, request.pages, request.tree_pages = node, pages, len(pages)
-        request.allocated_tokens = len(pages) * self.page_size
-        request.launched_prompt = request.computed_length = request.allocated_tokens
-        if not request.was_retracted:
-            request.num_cached = request.computed_length
-        request.slot = self.free_slots.pop()
-        request.move_to(State.PREFILL)
+        cached = len(pages) * self.page_size
+        place = Place(self.free_slots.pop(), pages, cached, len(pages), node)
         if self.windows is not None:
-            request.first_read = self.windows.first_read(request.computed_length)
-            self.windows.read(pages[request.first_read :])
+            place.first_read = self.windows.first_read(cached)
+            self.windows.read(pages[place.first_read :])
+        request.place = place
+        request.launched_prompt = request.computed_length = cached
+        if not request.was_retracted:
+            request.num_cached = cached
+        request.move_to(State.PREFILL)
 
     def prefix_writes(self, request: Request) -> list[tuple[int, int, int]]:
         """Returns the page table writes (slot, index, page) of the cached prefix of an admitted request."""
-        return self._writes(request, 0)
+        return self._writes(request.place, 0)
 
     def lacking(self, request: Request, length: int) -> int:
         """Returns the number of pages that the request lacks for `length` tokens."""
-        return max(0, self.pages_for(length) - len(request.pages) * self.capacity.page_kinds)
+        return max(0, self.pages_for(length) - len(request.place.pages) * self.capacity.page_kinds)
 
     def taken_by_prefix(self, pages: list[int]) -> int:
         """Returns the number of window pages that a request with the cached prefix `pages` will read, and nobody reads
@@ -115,23 +117,24 @@ class Memory:
             return []
         if count > self.allocator.num_free:
             self._make_room(count)
-        first = len(request.pages)
+        place = request.place
+        first = len(place.pages)
         new = self.allocator.allocate(count)
         if self.windows is not None:
             own = new[count // 2 :]
             del new[count // 2 :]
             self.windows.give(new, own)
-        request.pages += new
-        request.allocated_tokens = len(request.pages) * self.page_size
-        return self._writes(request, first)
+        place.pages += new
+        place.allocated_tokens = len(place.pages) * self.page_size
+        return self._writes(place, first)
 
     def leave_window(self, request: Request) -> None:
         """Leaves the window pages that a running request does not read any more."""
         assert self.windows is not None
-        first = self.windows.first_read(request.computed_length)
-        if first > request.first_read:
-            self.windows.leave(request.pages[request.first_read : first])
-            request.first_read = first
+        place, first = request.place, self.windows.first_read(request.computed_length)
+        if first > place.first_read:
+            self.windows.leave(place.pages[place.first_read : first])
+            place.first_read = first
 
     def share(self, request: Request) -> None:
         """Inserts the full pages of a running request into the prefix cache, so that requests with the same prefix need
@@ -140,18 +143,18 @@ class Memory:
         If the cache has the same tokens from another request, the request keeps its own copies: an exchange of pages
         under a launched step is not worth the few pages saved.
         """
+        place, first = request.place, request.place.tree_pages
         known = min(request.computed_length, len(request.context)) // self.page_size
-        if not self.use_prefix_cache or known <= request.tree_pages:
+        if not self.use_prefix_cache or known <= first:
             return
-        assert request.node is not None
-        first = request.tree_pages
+        assert place.node is not None
         tokens = request.context[first * self.page_size : known * self.page_size]
-        if tuple(tokens[: self.page_size]) in request.node.children:
+        if tuple(tokens[: self.page_size]) in place.node.children:
             return
-        node, _ = self.cache.insert(request.node, tokens, request.pages[first:known])
+        node, _ = self.cache.insert(place.node, tokens, place.pages[first:known])
         self.cache.lock(node)
-        self.cache.unlock(request.node)
-        request.node, request.tree_pages = node, known
+        self.cache.unlock(place.node)
+        place.node, place.tree_pages = node, known
 
     def release(self, request: Request) -> None:
         """Frees the slot and the pages of a request. Its full pages stay in the prefix cache, unless the request failed:
@@ -160,28 +163,27 @@ class Memory:
         A launched step may still write to pages of the request. It does not write to those in the cache, which are full
         of computed tokens. It writes to the others before the step of their next owner.
         """
-        assert request.node is not None, f"{request!r} has no slot"
-        kept = request.tree_pages
+        place, request.place = request.place, Place()
+        assert place.node is not None, f"{request!r} has no slot"
+        kept = place.tree_pages
         if self.windows is not None:
-            self.windows.leave(request.pages[request.first_read :])
+            self.windows.leave(place.pages[place.first_read :])
         failed = request.finish_reason is FinishReason.ERROR
         if self.use_prefix_cache and not failed:
             tokens = request.prompt + request.output[:-1]
             known = min(request.computed_length, len(tokens)) // self.page_size
-            first = request.tree_pages
-            new_pages = request.pages[first:known]
+            first = place.tree_pages
+            new_pages = place.pages[first:known]
             _, existing = self.cache.insert(
-                request.node, tokens[first * self.page_size : known * self.page_size], new_pages
+                place.node, tokens[first * self.page_size : known * self.page_size], new_pages
             )
             self._free(new_pages[:existing])
             kept = max(first, known)
-        self._free(request.pages[kept:])
-        self.cache.unlock(request.node)
+        self._free(place.pages[kept:])
+        self.cache.unlock(place.node)
         if failed:
-            self._free(self.cache.cut(request.node))
-        self.free_slots.append(request.slot)
-        request.pages, request.allocated_tokens, request.node, request.slot = [], 0, None, -1
-        request.prefix_pages = None
+            self._free(self.cache.cut(place.node))
+        self.free_slots.append(place.slot)
 
     def flush_cache(self) -> None:
         """Evicts every cached prefix that no request uses."""
@@ -204,13 +206,13 @@ class Memory:
             self.allocator.free(self.windows.take(pages))
         self.allocator.free(pages)
 
-    def _writes(self, request: Request, first: int) -> list[tuple[int, int, int]]:
+    def _writes(self, place: Place, first: int) -> list[tuple[int, int, int]]:
         """Returns the page table writes (slot, index, page) of pages from `first` on, and of the window pages among theirs
         that the request reads."""
-        slot, pages = request.slot, request.pages
+        slot, pages = place.slot, place.pages
         writes = [(slot, i, pages[i]) for i in range(first, len(pages))]
         if self.windows is not None:
-            first = max(first, request.first_read)
+            first = max(first, place.first_read)
             own = self.windows.of(pages[first:])
             offset = self.capacity.pages_per_request + first
             writes += [(slot, offset + i, page) for i, page in enumerate(own)]
@@ -218,9 +220,10 @@ class Memory:
 
     def check(self, live: list[Request]) -> None:
         """Asserts that every page and slot has exactly one owner. `live`: all requests that have not ended."""
-        owned = [page for request in live for page in request.pages[request.tree_pages :]]
+        places = [request.place for request in live]
+        owned = [page for place in places for page in place.pages[place.tree_pages :]]
         cached = [page for node in self.cache for page in node.pages]
-        assert all(len(r.pages) * self.page_size == r.allocated_tokens for r in live)
+        assert all(len(p.pages) * self.page_size == p.allocated_tokens for p in places)
         own: list[int] = []
         if self.windows is not None:
             locked = [page for node in self.cache if node.locks for page in node.pages]
@@ -231,5 +234,5 @@ class Memory:
         pages = sorted([*self.allocator.free_pages, *owned, *cached, *own])
         assert pages == list(range(1, self.capacity.num_pages + 1)), "a page is lost or shared"
         assert len(cached) == self.cache.num_pages
-        slots = sorted(self.free_slots + [r.slot for r in live if r.slot >= 0])
+        slots = sorted(self.free_slots + [place.slot for place in places if place.slot >= 0])
         assert slots == list(range(self.capacity.num_slots)), "a slot is lost or shared"

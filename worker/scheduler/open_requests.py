@@ -45,18 +45,10 @@ class OpenRequests(dict[str, Request]):
             self._outbox.reject(message, problem)
             return
         request = Request(
-            message.rid,
-            message.prompt,
-            message.sampling,
-            output=message.output,
-            cache_salt=message.cache_salt,
-            priority=message.priority if self._planner.by_priority else 0,
+            message,
             arrival=next(self._arrivals),
-            grammar=message.grammar,
-            server=message.server,
-            images=message.images,
+            priority=message.priority if self._planner.by_priority else 0,
             tokens_per_row=self._planner.memory.capacity.tokens_per_row,
-            prediction=message.prediction,
         )
         self[request.rid] = request
         if request.images:

@@ -20,13 +20,14 @@ class Outbox:
     ) -> None:
         """Adds new output of a request, and its finish reason if it has ended."""
         reason = request.finish_reason.value if request.finish_reason else ""
-        deltas = self._deltas[request.server]
+        deltas = self._deltas[request.message.server]
         if request.first_delta_sent:
             deltas.append(
                 Delta(request.rid, tokens, logprobs, 0, reason, error, accepted=request.accepted)
             )
             return
         request.first_delta_sent = True
+        prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         deltas.append(
             Delta(
                 request.rid,
@@ -35,12 +36,11 @@ class Outbox:
                 request.num_cached,
                 reason,
                 error,
-                request.prompt_logprobs,
+                None if prompt_logprobs is None else prompt_logprobs.found,
                 request.queue_seconds,
                 request.accepted,
             )
         )
-        request.prompt_logprobs = None
 
     def reject(self, message: Generate, problem: str) -> None:
         """Adds the error of a request that was not accepted."""

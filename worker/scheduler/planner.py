@@ -65,8 +65,8 @@ class Planner:
             budgets = self.admission.continued(decodes=mixed_decodes)
         admitted: list[Request] = []
         if self._retract_for_memory(decodes, budgets):
-            decodes = [request for request in decodes if request.slot >= 0]
-            budgets = [budget for budget in budgets if budget.request.slot >= 0]
+            decodes = [request for request in decodes if request.is_running]
+            budgets = [budget for budget in budgets if budget.request.is_running]
         elif not decodes_first and not preempted:
             admitted, budgets = self._admit(mixed_decodes) or ([], budgets)
         if budgets and not self.mix:
@@ -135,7 +135,7 @@ class Planner:
             request: self.memory.lacking(request, bound)
             for request in decodes
             if (bound := request.draft_bound(request.decode_bound(request.tokens_per_row)))
-            > request.allocated_tokens
+            > request.place.allocated_tokens
         }
         needs |= {budget.request: self._lacking(budget) for budget in budgets}
         needed = sum(needs.values())
@@ -179,7 +179,7 @@ class Planner:
             if drafts.made:
                 bound = request.draft_bound(bound)
                 draft_bounds.append(bound)
-            if bound > request.allocated_tokens:
+            if bound > request.place.allocated_tokens:
                 writes += self.memory.grow(request, bound)
         chunks = []
         for request, budget in zip(prefills, budgets, strict=True):
@@ -192,17 +192,17 @@ class Planner:
             writes += self.memory.grow(request, bound)
         sampled = decodes + [r for r in prefills if r.state is State.DECODE]
         plan = StepPlan(
-            decode_slots=tuple([request.slot for request in decodes]),
+            decode_slots=tuple([request.place.slot for request in decodes]),
             decode_bounds=tuple(bounds),
             chunks=tuple(chunks),
             page_writes=tuple(writes),
             admitted=tuple(
                 Admitted(
-                    r.slot,
+                    r.place.slot,
                     r.sampling,
-                    r.model_prompt,
+                    r.message.prompt,
                     r.context[len(r.prompt) :],
-                    r.prediction,
+                    r.message.prediction,
                 )
                 for r in admitted
             ),

@@ -9,9 +9,9 @@ from mla_router.worker.scheduler.request import Request
 def order_by_prefix(requests: list[Request]) -> list[Request]:
     """Returns decoding requests with common first pages side by side; the more common pages, the closer. Groups keep the
     order of their first requests."""
-    if len({request.pages[0] for request in requests}) == len(requests):
+    if len({request.place.pages[0] for request in requests}) == len(requests):
         return requests
     groups: dict[int, int] = {}
     for request in requests:
-        groups.setdefault(request.pages[0], len(groups))
-    return sorted(requests, key=lambda r: (groups[r.pages[0]], r.prefix_key()))
+        groups.setdefault(request.place.pages[0], len(groups))
+    return sorted(requests, key=lambda r: (groups[r.place.pages[0]], r.place.prefix_key()))

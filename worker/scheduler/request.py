@@ -25,11 +25,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 
-from mla_router.worker.generation import FinishReason, Logprobs, SamplingParams
+from mla_router.worker.generation import FinishReason, SamplingParams
 from mla_router.worker.images import PlacedImage
-from mla_router.worker.messages import Grammar
-from mla_router.worker.scheduler.radix_cache import Node
-from mla_router.worker.step.plan import ImageRows, PrefillChunk, StepPlan
+from mla_router.worker.messages import Generate, Grammar
+from mla_router.worker.scheduler.place import Place
+from mla_router.worker.scheduler.placed_images import rows_between, with_keys
+from mla_router.worker.scheduler.prompt_logprobs import PromptLogprobs
+from mla_router.worker.step.plan import PrefillChunk, StepPlan
 
 
 class State(Enum):
@@ -55,66 +57,56 @@ _NEXT = {
 class Request:
     """Counts tokens twice: those in launched steps, and those whose results are known."""
 
-    rid: str
-    model_prompt: list[int]
-    sampling: SamplingParams
+    message: Generate
     _: KW_ONLY
-    output: list[int] = field(default_factory=list)
-    cache_salt: str = ""
-    priority: int = 0
     arrival: int = 0  # sequence number: smaller is older
-    grammar: Grammar | None = None
-    server: int = 0  # number of the server process that sent it
-    images: Sequence[PlacedImage] = ()
+    priority: int = 0  # that of the message, or 0 if priorities are disabled
     tokens_per_row: int = 1  # maximum number of tokens of one decode step
-    prediction: Sequence[int] = ()
 
-    # The state of the request; no arguments
+    rid: str = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    grammar: Grammar | None = field(init=False)
+    images: Sequence[PlacedImage] = field(init=False)
     prompt: list[int] = field(init=False)  # for prefix caches: with the keys of images
+    output: list[int] = field(init=False)
     context: list[int] = field(init=False)  # all tokens that are known before it runs
     max_tokens: int = field(init=False)
+
     state: State = field(init=False)
     finish_reason: FinishReason | None = None
-    accepted: int = 0  # drafts
+    was_retracted: bool = False
+    is_jumping: bool = False  # in prefill after a jump: its grammar has forced several tokens
+    place: Place = field(default_factory=Place)
 
     launched_prompt: int = 0  # context tokens that are cached or in launched steps
     launched_outputs: int = 0  # upper bound of the output tokens after the launched steps
     least_outputs: int = 0  # the same, if they accept no draft
     computed_length: int = 0  # tokens whose KV cache is computed
 
-    # Those of prompt[prompt_logprobs_from:] so far; None: it has none
-    prompt_logprobs: Logprobs | None = field(init=False)
-    # Prompt tokens before this index have their logprob or need none. The first token never has one.
-    logprobs_until: int = field(init=False)
-
-    slot: int = -1
-    pages: list[int] = field(default_factory=list)
-    allocated_tokens: int = 0  # capacity of its pages
-    first_read: int = 0  # index of its first page whose window page it reads (`window_pages.py`)
-    tree_pages: int = 0  # leading pages that belong to the prefix cache
-    node: Node | None = None  # the last node of its tree pages, locked by this request
-    prefix_pages: tuple[int, ...] | None = None  # cached `prefix_key`
-    num_cached: int = 0  # context tokens found in the prefix cache at its first admission
-    was_retracted: bool = False
-    is_jumping: bool = False  # in prefill after a jump: its grammar has forced several tokens
+    # What its deltas tell the server
     first_delta_sent: bool = False
+    prompt_logprobs: PromptLogprobs | None = None  # None: not wanted, or sent
+    num_cached: int = 0  # context tokens found in the prefix cache at its first admission
+    queue_seconds: float = 0.0  # from its arrival to its first admission
+    accepted: int = 0  # drafts
 
     arrived_at: float = field(default_factory=time.monotonic)
-    queue_seconds: float = 0.0  # from its arrival to its first admission
-    has_passed: bool = False  # it was admitted while an older request waited for memory
     overtaken: int = 0  # later requests that were admitted before it
+    has_passed: bool = False  # it was admitted while an older request waited for memory
     cached_at: int = -1  # version of the prefix cache at the last look-up of `cached_tokens`
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        prompt, wanted = self.model_prompt, self.sampling.prompt_logprobs_from
-        self.prompt = _with_keys(prompt, self.images) if self.images else prompt
-        self.output = list(self.output)
+        message = self.message
+        self.rid, self.sampling = message.rid, message.sampling
+        self.grammar, self.images = message.grammar, message.images
+        self.prompt = with_keys(message.prompt, self.images) if self.images else message.prompt
+        self.output = list(message.output)
         self.context = self.prompt + self.output
         self.max_tokens = self.sampling.max_tokens
         self.state = self.first_state
-        self.prompt_logprobs = None if wanted is None else Logprobs()
-        self.logprobs_until = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
+        if (first := self.sampling.prompt_logprobs_from) is not None:
+            self.prompt_logprobs = PromptLogprobs(message.prompt, first)
 
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
@@ -134,6 +126,11 @@ class Request:
     def is_planned(self) -> bool:
         """Whether the planner has it: it waits for neither its images nor its grammar."""
         return self.state not in (State.ENCODING, State.COMPILING)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.place.slot >= 0
 
     def move_to(self, state: State) -> None:
         assert state in _NEXT[self.state], f"{self!r} cannot become {state.name}"
@@ -160,14 +157,6 @@ class Request:
         """Sort key of the claim to memory, strongest first."""
         return -self.priority, self.arrival
 
-    def prefix_key(self) -> tuple[int, ...]:
-        """Returns a sort key by which requests with common first pages are adjacent: its pages 0, 1, 3, 7 and so on."""
-        if self.prefix_pages is None:
-            self.prefix_pages = tuple(
-                [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
-            )
-        return self.prefix_pages
-
     @property
     def is_live(self) -> bool:
         return self.finish_reason is None
@@ -175,7 +164,7 @@ class Request:
     @property
     def is_prompt_computed(self) -> bool:
         """Whether its whole context is computed, or it does not run any more."""
-        return self.slot < 0 or self.computed_length >= len(self.context)
+        return not self.is_running or self.computed_length >= len(self.context)
 
     @property
     def max_length(self) -> int:
@@ -186,12 +175,10 @@ class Request:
     def max_cached(self) -> int:
         """Maximum number of leading context tokens that may come from the prefix cache. The others must be computed:
         they predict the first output token and the prompt tokens with logprobs."""
-        first_row = (
-            self.logprobs_until - 1
-            if self.logprobs_until < len(self.prompt)
-            else len(self.context) - 1
-        )
-        return min(first_row, len(self.context) - 1)
+        wanted = self.prompt_logprobs
+        if wanted is None or wanted.is_complete:
+            return len(self.context) - 1
+        return wanted.next - 1
 
     @property
     def wants_decode(self) -> bool:
@@ -227,6 +214,15 @@ class Request:
         self.least_outputs += 1
         return bound
 
+    def limit_decode(self, tokens: int) -> None:
+        """Lowers the tokens of the launched decode step to `tokens`. The results of the steps before are known."""
+        self.launched_outputs = len(self.output) + tokens
+
+    def take_back(self, given: int, limit: int) -> None:
+        """Corrects the count of outputs by a decode step which gave `given` of `limit` tokens."""
+        self.launched_outputs += given - limit
+        self.least_outputs += given - 1
+
     def take_chunk(self, budget: int) -> PrefillChunk:
         """Returns the next chunk of the context, at most `budget` tokens, and counts it as launched."""
         start = self.launched_prompt
@@ -239,42 +235,21 @@ class Request:
             self.is_jumping = False
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
             self.least_outputs = self.launched_outputs
-        first = max(start + 1, self.logprobs_until)  # a row predicts the token after its own
-        logprob_tokens = tuple(self.model_prompt[first : end + 1])
         tokens = self.context[start:end]
-        if self.images:
-            own = self.model_prompt[start:end]
+        if self.images:  # the model gets placeholders, not keys
+            own = self.message.prompt[start:end]
             tokens = own + tokens[len(own) :]
+        wanted = self.prompt_logprobs
+        logprob_start, logprob_tokens = wanted.in_chunk(start, end) if wanted else (0, ())
         return PrefillChunk(
-            self.slot,
+            self.place.slot,
             start,
             tuple(tokens),
             is_last,
-            logprob_start=first - 1 - start if logprob_tokens else 0,
+            logprob_start=logprob_start,
             logprob_tokens=logprob_tokens,
-            images=self._image_rows(start, end) if self.images else (),
+            images=rows_between(self.images, start, end) if self.images else (),
         )
-
-    def _image_rows(self, start: int, end: int) -> tuple[ImageRows, ...]:
-        """Returns the rows of images in a chunk from position `start` to `end`."""
-        rows = []
-        for placed in self.images:
-            info = placed.image.info
-            first = max(start, placed.start)
-            count = min(end, placed.start + info.num_tokens) - first
-            if count > 0:
-                rows.append(ImageRows(first - start, info.key, first - placed.start, count))
-        return tuple(rows)
-
-    def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
-        """Adds the logprobs of prompt tokens from a computed chunk."""
-        if not chunk.logprob_tokens:
-            return
-        assert logprobs is not None and self.prompt_logprobs is not None, f"{self!r} {chunk!r}"
-        self.prompt_logprobs.logprobs.extend(logprobs.logprobs)
-        self.prompt_logprobs.top_ids.extend(logprobs.top_ids)
-        self.prompt_logprobs.top_logprobs.extend(logprobs.top_logprobs)
-        self.logprobs_until += len(chunk.logprob_tokens)
 
     @property
     def may_jump(self) -> bool:
@@ -294,12 +269,3 @@ class Request:
             self.move_to(State.PREFILL)
             self.is_jumping = True
         return run[1:]
-
-
-def _with_keys(prompt: list[int], images: Sequence[PlacedImage]) -> list[int]:
-    """Returns `prompt` with the keys of images in place of their placeholders, so that prefix caches tell images apart."""
-    tokens = list(prompt)
-    for placed in images:
-        key, count = placed.image.info.key, placed.image.info.num_tokens
-        tokens[placed.start : placed.start + count] = [key] * count
-    return tokens

@@ -241,7 +241,7 @@ class Scheduler:
             return None
         for request, limit in masked.limits:
             step.mask_limits[request] = limit
-            request.launched_outputs = len(request.output) + limit
+            request.limit_decode(limit)
         for request, problem in masked.stuck:
             self.requests.end_without_masks(request, problem)
         for request, run in masked.forced:
@@ -281,11 +281,11 @@ class Scheduler:
             logprobs = result.logprobs[i] if result.logprobs and request.sampling.logprobs else None
             self.requests.append(request, tokens, logprobs)
         for request in step.prefills:
-            if request.slot >= 0:
+            if request.is_running:
                 self.memory.share(request)
         if self.memory.windows is not None:
             for request in (*step.prefills, *step.decodes):
-                if request.slot >= 0:
+                if request.is_running:
                     self.memory.leave_window(request)
         self.planner.admission.remove_computed()
         if step.needs_masks:
@@ -309,13 +309,13 @@ class Scheduler:
         for request, chunk, some in zip(step.prefills, step.plan.chunks, logprobs, strict=True):
             if request.is_live:
                 request.computed_length = chunk.start + len(chunk.tokens)
-                request.add_prompt_logprobs(chunk, some)
+                if request.prompt_logprobs is not None:
+                    request.prompt_logprobs.add(chunk, some)
         for request, tokens in zip(step.decodes, result.tokens, strict=False):
             given, limit = len(tokens), step.token_limit(request)
             request.computed_length += given
             if limit > 1:
-                request.launched_outputs += given - limit
-                request.least_outputs += given - 1
+                request.take_back(given, limit)
             if step.plan.num_drafts and request.is_live:
                 proposed = step.plan.rows_per_decode - 1
                 self.drafts.count(proposed=proposed, accepted=given - 1)
