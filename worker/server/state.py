@@ -142,23 +142,23 @@ class ServerState:
             and not self.draining
             and not self.watch.is_frozen
             and not self.servers_watch.is_frozen
-            and self.service.scheduler.oldest_stats_age() < self.config.watchdog_timeout
+            and self.service.scheduler.latest_stats.oldest_age < self.config.watchdog_timeout
         )
 
     def last_step_age(self) -> float:
         """Returns the seconds since the last observed progress of the scheduler."""
         if self.heartbeat.pid or self.service is None:
             return self.heartbeat.age
-        return self.service.scheduler.oldest_stats_age()
+        return self.service.scheduler.latest_stats.oldest_age
 
     def reading(self) -> Reading | None:
         """Returns the scheduler's last statistics; None before the first ones."""
-        if self.service is None or self.service.scheduler.last_stats is None:
+        if self.service is None:
             return None
-        scheduler = self.service.scheduler
-        stats = scheduler.last_stats
-        assert stats is not None
-        return Reading(self.service.limits, stats, scheduler.throughput)
+        latest = self.service.scheduler.latest_stats
+        if latest.value is None:
+            return None
+        return Reading(self.service.limits, latest.value, latest.throughput)
 
 
 STATE = web.AppKey("state", ServerState)

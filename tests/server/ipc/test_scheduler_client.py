@@ -102,20 +102,20 @@ def test_prompts_wait_until_their_first_delta(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         mailbox = Mailbox()
         client.submit(generate("before"), mailbox, 0)
-        assert client.waiting_s == 0.0, "the speed is not known yet"
+        assert client.waiting_prompts.seconds == 0.0, "the speed is not known yet"
         await peer.say(msgspec.structs.replace(stats(0), token_s=2.0, context_s=0.5))
-        while client.last_stats is None:
+        while client.latest_stats.value is None:
             await asyncio.sleep(0.001)
         client.submit(Generate("long", [1] * 4, SamplingParams(5)), mailbox, 1)
         client.submit(Generate("same", [1] * 4, SamplingParams(5)), mailbox, 2, computes=False)
         client.submit(generate("short"), mailbox, 3)
-        assert client.waiting_s == (4 * 2 + 4 * 2 * 0.5) + (2 + 0.25)
+        assert client.waiting_prompts.seconds == (4 * 2 + 4 * 2 * 0.5) + (2 + 0.25)
         await peer.say(Deltas([Delta("long", [7], queue_seconds=0.1), Delta("same", [7])]))
-        while client.waiting_s > 5:
+        while client.waiting_prompts.seconds > 5:
             await asyncio.sleep(0.001)
-        assert client.waiting_s == 2.25
+        assert client.waiting_prompts.seconds == 2.25
         client.abort("short")
-        assert client.waiting_s == 0.0
+        assert client.waiting_prompts.seconds == 0.0
         assert client.open_requests == 3
 
     play(tmp_path, scenario)
@@ -129,7 +129,7 @@ def test_deltas_are_taken_together(tmp_path: Path) -> None:
         for delta in deltas:
             await peer.say(Deltas([delta]))
         await peer.say(stats(0, 50))
-        while client.last_stats is None:  # all earlier messages are handled then
+        while client.latest_stats.value is None:  # all earlier messages are handled then
             await asyncio.sleep(0.001)
         assert await mailbox.take() == [(0, delta) for delta in deltas]
 
@@ -224,10 +224,10 @@ def test_rubbish_on_the_wire_is_survived(tmp_path: Path) -> None:
 def test_heartbeats_have_an_age(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         since_boot = time.monotonic()
-        assert client.oldest_stats_age() >= since_boot, "nothing was received yet"
+        assert client.latest_stats.oldest_age >= since_boot, "nothing was received yet"
         await peer.say(stats(0))
-        while client.last_stats is None:
+        while client.latest_stats.value is None:
             await asyncio.sleep(0.001)
-        assert client.oldest_stats_age() < since_boot
+        assert client.latest_stats.oldest_age < since_boot
 
     play(tmp_path, scenario)

@@ -17,7 +17,9 @@ LIMITS = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "float32", "torch")
 
 
 def check(requests: int = 1, *, running: int = 0, waiting_s: float = 0.0, **flags: Any) -> None:
-    scheduler: Any = SimpleNamespace(open_requests=running, waiting_s=waiting_s)
+    scheduler: Any = SimpleNamespace(
+        open_requests=running, waiting_prompts=SimpleNamespace(seconds=waiting_s)
+    )
     check_backlog(WorkerConfig(**flags), LIMITS, scheduler, requests)
 
 

@@ -57,7 +57,7 @@ async def server_info(request: web.Request) -> web.Response:
             "internal_states": [
                 {
                     **stats,
-                    "last_gen_throughput": scheduler.throughput,
+                    "last_gen_throughput": scheduler.latest_stats.throughput,
                     "load": stats["running"] + stats["waiting"],
                     "avg_spec_accept_length": latest.accept_length,
                     "effective_max_running_requests_per_dp": limits.max_running_requests,

@@ -7,7 +7,6 @@ delta or when it is aborted. So it is aborted at most once, and later deltas are
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,9 +37,11 @@ from mla_router.worker.messages import (
 )
 from mla_router.worker.server.errors import ApiError
 from mla_router.worker.server.ipc.inbox import Inbox
+from mla_router.worker.server.ipc.latest_stats import LatestStats
 from mla_router.worker.server.ipc.mailbox import Mailbox
 from mla_router.worker.server.ipc.questions import Questions
 from mla_router.worker.server.ipc.shared_counters import Cells, Count, SharedCounters
+from mla_router.worker.server.ipc.waiting_prompts import WaitingPrompts
 
 
 class Shared:
@@ -63,10 +64,8 @@ class SchedulerClient:
         """`server` is the number of this API process."""
         self.server = server
         self._open = shared.open_requests
-        self._stats_at = shared.stats_at
-        self._waiting = shared.waiting_s
-        # Estimated seconds of each prompt, by rid, until its first delta
-        self._prompt_s: dict[str, float] = {}
+        self.latest_stats = LatestStats(shared.stats_at)
+        self.waiting_prompts = WaitingPrompts(shared.waiting_s)
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -75,8 +74,6 @@ class SchedulerClient:
         self._idle = asyncio.Event()
         self._error: ApiError | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.last_stats: Stats | None = None
-        self._throughput = _Throughput()
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -84,11 +81,6 @@ class SchedulerClient:
     def open_requests(self) -> int:
         """The number over all API processes."""
         return int(self._open.total)
-
-    @property
-    def waiting_s(self) -> float:
-        """The estimated seconds of all waiting prompts, over all API processes and without cached prefixes."""
-        return self._waiting.total
 
     async def until_idle(self) -> None:
         """Waits until no request of this process runs."""
@@ -105,11 +97,8 @@ class SchedulerClient:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
         self._open.set(len(self._targets))
-        if computes and self.last_stats is not None:
-            tokens, stats = len(generate.prompt), self.last_stats
-            seconds = tokens * (stats.token_s + tokens / 2 * stats.context_s)
-            self._prompt_s[generate.rid] = seconds
-            self._waiting.add(seconds)
+        if computes and (stats := self.latest_stats.value) is not None:
+            self.waiting_prompts.add(generate.rid, len(generate.prompt), stats)
         self._post(generate)
 
     def abort(self, rid: str, *, notify: bool = False) -> bool:
@@ -134,8 +123,7 @@ class SchedulerClient:
             mailbox.fail(error)
         self._targets.clear()
         self._open.set(0)
-        self._prompt_s.clear()
-        self._waiting.set(0)
+        self.waiting_prompts.clear()
         self._questions.fail(error)
 
     # -- questions -------------------------------------------------------------------------------
@@ -171,21 +159,6 @@ class SchedulerClient:
     def shut_down(self) -> None:
         self._post(Shutdown())
 
-    def oldest_stats_age(self) -> float:
-        """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process
-        makes the worker unhealthy."""
-        return time.monotonic() - self._stats_at.lowest()
-
-    @property
-    def stats_age(self) -> float:
-        """The seconds since the last statistics in this API process."""
-        return time.monotonic() - self._stats_at.own[0]
-
-    @property
-    def throughput(self) -> float:
-        """Generated tokens per second over the last half second or so."""
-        return self._throughput.value
-
     async def _ask(self, question: Callable[[int, int], ToScheduler], timeout: float) -> Any:
         """Sends a question. Returns its answer. Raises ApiError."""
         if self._error is not None:
@@ -210,7 +183,8 @@ class SchedulerClient:
         if isinstance(message, Deltas):
             self._deliver(message)
         elif isinstance(message, Stats):
-            self._note(message)
+            self.latest_stats.update(message)
+            self._questions.answer(message.query, message)
         elif isinstance(message, Recorded):
             self._questions.answer(message.query, message)
         elif not self.ready.done():
@@ -225,29 +199,17 @@ class SchedulerClient:
             if delta.finish_reason:
                 self._remove(delta.rid)
             elif delta.queue_seconds:  # the first one
-                self._prompt_ended(delta.rid)
+                self.waiting_prompts.remove(delta.rid)
             mailbox, index = target
             mailbox.put(index, delta)
 
     def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
         target = self._targets.pop(rid, None)
         self._open.set(len(self._targets))
-        self._prompt_ended(rid)
+        self.waiting_prompts.remove(rid)
         if not self._targets:
             self._idle.set()
         return target
-
-    def _prompt_ended(self, rid: str) -> None:
-        """Removes the prompt from the waiting seconds."""
-        if (seconds := self._prompt_s.pop(rid, None)) is not None:
-            # 0 for an empty queue, so that rounding errors do not add up.
-            self._waiting.set(self._waiting.own - seconds if self._prompt_s else 0.0)
-
-    def _note(self, stats: Stats) -> None:
-        self._stats_at.own[0] = now = time.monotonic()
-        self.last_stats = stats
-        self._throughput.update(now, stats.generated_tokens)
-        self._questions.answer(stats.query, stats)
 
 
 @asynccontextmanager
@@ -266,20 +228,3 @@ async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator
     finally:
         client.stop()
         context.destroy(linger=200)  # milliseconds, for a last Shutdown to leave
-
-
-class _Throughput:
-    """Tokens per second between statistics that are at least `WINDOW` seconds apart."""
-
-    WINDOW = 0.4  # seconds; statistics arrive every 0.5 s
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._since: tuple[float, int] | None = None
-
-    def update(self, now: float, tokens: int) -> None:
-        if self._since is None:
-            self._since = (now, tokens)
-        elif now - self._since[0] >= self.WINDOW:
-            self.value = (tokens - self._since[1]) / (now - self._since[0])
-            self._since = (now, tokens)

@@ -180,7 +180,7 @@ class _Worker:
         watchdog_s = state.config.watchdog_timeout
 
         def ages() -> list[float]:
-            return [self._client.stats_age, *(heartbeat.age for heartbeat in heartbeats)]
+            return [self._client.latest_stats.age, *(heartbeat.age for heartbeat in heartbeats)]
 
         stuck = self._children[await until_stuck(ages, watchdog_s)]
         log.error(

@@ -21,7 +21,7 @@ def check_backlog(
 ) -> None:
     """Raises TooManyRequests if the worker has no room for `requests` more."""
     queued = config.max_queued_requests or limits.max_running_requests
-    ahead, limit = scheduler.waiting_s, config.max_queued_seconds
+    ahead, limit = scheduler.waiting_prompts.seconds, config.max_queued_seconds
     if scheduler.open_requests + requests > queued + limits.max_running_requests:
         raise TooManyRequests(
             f"{scheduler.open_requests} requests are running or waiting; try later",
