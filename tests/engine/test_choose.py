@@ -14,6 +14,7 @@ from mla_router.worker.engine.choose import (
     MAX_EXCHANGED_ROWS,
     choose_config,
     choose_device,
+    choose_dtype,
     choose_graph_sizes,
 )
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
@@ -96,3 +97,20 @@ def test_a_model_without_a_gpu_is_named(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert choose_device(WorkerConfig(**settings)).type == "cpu"  # type: ignore[arg-type]
     assert ("this model runs on the CPU" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "checkpoint", "chosen"),
+    [
+        ("auto", "cpu", "bfloat16", torch.float32),
+        ("auto", "cuda", "bfloat16", torch.bfloat16),
+        ("auto", "cuda", "float16", torch.float16),
+        ("auto", "cuda", "float32", torch.bfloat16),
+        ("float32", "cuda", "float32", torch.float32),
+        ("bfloat16", "cpu", "float32", torch.bfloat16),
+    ],
+)
+def test_dtype(asked: str, device: str, checkpoint: str, chosen: torch.dtype) -> None:
+    """Attention kernels of a GPU need 16 bits."""
+    model = replace(read_config(SMALL_MODEL), dtype=checkpoint)
+    assert choose_dtype(WorkerConfig(dtype=asked), model, torch.device(device)) is chosen
