@@ -63,16 +63,16 @@ class Node:
         policy: RestartPolicy,
     ) -> None:
         self._config = config
-        self._own = processes
+        self._processes = processes
         self._output = output
         self._policy = policy
         self._ranks = config.ranks_of(config.node_rank)
         self._commands: Sequence[Command] = ()
-        self._processes: list[Process] = []
+        self._running: list[Process] = []  # in the order of `_commands`
         self._has_served = False
 
     def kill(self) -> None:
-        for process in self._processes:
+        for process in self._running:
             process.kill()
 
     async def keep_running(self) -> None:
@@ -97,13 +97,13 @@ class Node:
     async def _run_once(self, served: _Served) -> str:
         """Runs the processes until the group ends. Returns the reason. Raises NodeError."""
         config = self._config
-        link, session = await join(config, self._output.launch, self._own.urls)
+        link, session = await join(config, self._output.launch, self._processes.urls)
         self._output.launch(f"node 0 at {config.dist_init_addr} has accepted this node")
         rank_0 = Heartbeat.create()
         own = [rank_0.of_rank(rank) for rank in self._ranks]
-        others = set(range(config.tp_size)) - set(self._ranks)
-        watched = others if config.attn_dp_size > 1 else ()
-        pages = {rank: rank_0.of_rank(rank) for rank in watched}
+        elsewhere = set(range(config.tp_size)) - set(self._ranks)
+        watched = elsewhere if config.attn_dp_size > 1 else ()
+        others = {rank: rank_0.of_rank(rank) for rank in watched}
         tasks: list[asyncio.Task[str]] = []
         reason = "the launcher of this node stops"
         try:
@@ -112,9 +112,9 @@ class Node:
                 asyncio.create_task(coroutine)
                 for coroutine in (
                     self._deaths(),
-                    follow(link, rank_0, config.watchdog_timeout, pages),
+                    follow(link, rank_0, config.watchdog_timeout, others),
                     self._beat(link, own),
-                    served.watch(self._own, rank_0, self._output),
+                    served.watch(self._processes, rank_0, self._output),
                 )
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -134,23 +134,23 @@ class Node:
             self.kill()
             _say(link, reason)
             await link.close()
-            await asyncio.gather(*(process.wait() for process in self._processes))
-            self._processes = []
+            await asyncio.gather(*(process.wait() for process in self._running))
+            self._running = []
 
     async def _start(self, session: Session, rank_0: Heartbeat) -> None:
         """Raises NodeError."""
         try:
             address = own_address(*host_port(self._config.dist_init_addr))
-            self._commands = self._own.commands(GroupStart(session, rank_0, address))
+            self._commands = self._processes.commands(GroupStart(session, rank_0, address))
             for one in self._commands:
                 process = await Process.start(one.argv, one.show, one.environment, one.inherited)
-                self._processes.append(process)
+                self._running.append(process)
         except OSError as error:  # too many processes, or a name server that does not answer
             raise NodeError(f"a process of this node did not start ({error.strerror})") from error
 
     async def _deaths(self) -> str:
         """Waits for the end of a process. Raises SettingsError if its settings were wrong."""
-        deaths = [asyncio.create_task(process.wait()) for process in self._processes]
+        deaths = [asyncio.create_task(process.wait()) for process in self._running]
         try:
             done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -200,7 +200,7 @@ class _Served:
 
     async def watch(self, processes: NodeProcesses, rank_0: Heartbeat, output: Output) -> str:
         started = time.monotonic()
-        await processes.serve(rank_0)
+        await processes.until_serving(rank_0)
         self.since = time.monotonic()
         output.launch(
             f"ready after {self.since - started:.1f} s: the group serves with the ranks of this node"

@@ -49,7 +49,7 @@ class NodeProcesses(Protocol):
 
     def commands(self, start: GroupStart) -> list[Command]: ...
 
-    async def serve(self, rank_0: Heartbeat) -> None:
+    async def until_serving(self, rank_0: Heartbeat) -> None:
         """Waits until the group serves."""
 
 
@@ -90,7 +90,7 @@ class Ranks:
             for rank in self._config.ranks_here
         ]
 
-    async def serve(self, rank_0: Heartbeat) -> None:
+    async def until_serving(self, rank_0: Heartbeat) -> None:
         while not rank_0.pid:
             await asyncio.sleep(BEAT_S)
 
@@ -121,5 +121,5 @@ class DpRanks:
             for worker in self._workers
         ]
 
-    async def serve(self, rank_0: Heartbeat) -> None:  # noqa: ARG002 (of `NodeProcesses`)
+    async def until_serving(self, rank_0: Heartbeat) -> None:  # noqa: ARG002 (of `NodeProcesses`)
         await asyncio.gather(*(until_healthy(one.host, one.port) for one in self._workers))

@@ -108,7 +108,7 @@ def serve(engine: Engine, config: WorkerConfig, size: int, inputs: int, outputs:
     scheduler.overlap_loop()
     return {
         "tokens_per_s": requests.tokens_per_second,
-        "steps_with_drafts": scheduler.drafts.steps / (size * outputs),
+        "steps_with_drafts": scheduler.draft_counts.steps / (size * outputs),
     }
 
 

@@ -60,10 +60,11 @@ def of_text(pattern: str) -> str:
     """Returns an expression of the JSON text between the quotes. Raises ValueError for unsupported syntax."""
     check_syntax(pattern)
     # Token by token: after a `[` that is not closed, each further one is compared with the whole rest
-    return "".join(_spelled(token[0]) for token in _TOKEN.finditer(pattern))
+    return "".join(_rewritten(token[0]) for token in _TOKEN.finditer(pattern))
 
 
-def _spelled(token: str) -> str:
+def _rewritten(token: str) -> str:
+    """Returns the expression that replaces a token of a pattern. Raises ValueError."""
     if token in ("?", "??"):
         return "{0,1}"
     if token in ("(?=", "(?!", "(?<=", "(?<!"):
@@ -74,18 +75,18 @@ def _spelled(token: str) -> str:
     if token[0] == "\\" and token[1] in UNSUPPORTED:
         raise ValueError(f"`{token}` is not supported in a pattern")
     if token == ".":
-        return _written(_complement(_LINE_ENDS))
+        return _class_of(_complement(_LINE_ENDS))
     if token[0] == "[":
-        return _written(_members(token))
+        return _class_of(_ranges_in(token))
     if (named := _NAMED.get(token)) is not None:
-        return _written(named)
+        return _class_of(named)
     character = _character(token)
     if len(character) > 1:
         return token
     escaped = json.dumps(character, ensure_ascii=False)[1:-1]
     if escaped == character:
         is_code = len(token) > 2
-        return _range((ord(character), ord(character))) if is_code else token
+        return _range_text((ord(character), ord(character))) if is_code else token
     return "(?:" + escaped.replace("\\", r"\\") + ")"
 
 
@@ -105,6 +106,7 @@ def _character(token: str) -> str:
 
 
 def _code(escape: str) -> int:
+    """Returns the code point of an escape such as `\\x41`, `\\u{41}` or `\\cA`."""
     if escape[1] == "c":
         return ord(escape[2]) % 32
     first, *second = (
@@ -113,7 +115,7 @@ def _code(escape: str) -> int:
     return 0x10000 + ((first - 0xD800) << 10) + second[0] - 0xDC00 if second else first
 
 
-def _members(token: str) -> Ranges:
+def _ranges_in(token: str) -> Ranges:
     """Returns the ranges of a class in brackets. Raises ValueError."""
     inside, ranges = token[1:-1].removeprefix("^"), Ranges()
     members = _MEMBER.findall(inside)[::-1]  # the next one is the last
@@ -156,7 +158,7 @@ def _complement(ranges: Ranges) -> Ranges:
     return [(low, high) for low, high in gaps if low <= high]
 
 
-def _written(ranges: Ranges) -> str:
+def _class_of(ranges: Ranges) -> str:
     """Returns a character class of `ranges`, without the characters that JSON must escape."""
     others = _united([*_complement(ranges), *_UNSAFE])
     safe = _complement(others)
@@ -164,15 +166,19 @@ def _written(ranges: Ranges) -> str:
         raise ValueError("a class of characters that JSON must escape is not supported")
     # A class that reaches the last code point is written negated: its text then stays within ASCII.
     if safe[-1][1] == _LAST:
-        return "[^" + "".join(map(_range, others)) + "]"
+        return "[^" + "".join(map(_range_text, others)) + "]"
     # At the beginning of a class xgrammar reads even the code of a caret as a negation.
     if safe[0][0] == _CARET:
         rest = [(max(low, _CARET + 1), high) for low, high in safe if high > _CARET]
-        return "[" + "".join(map(_range, rest)) + _range((_CARET, _CARET)) + "]" if rest else r"\^"
-    return "[" + "".join(map(_range, safe)) + "]"
+        return (
+            "[" + "".join(map(_range_text, rest)) + _range_text((_CARET, _CARET)) + "]"
+            if rest
+            else r"\^"
+        )
+    return "[" + "".join(map(_range_text, safe)) + "]"
 
 
-def _range(ends: tuple[int, int]) -> str:
+def _range_text(ends: tuple[int, int]) -> str:
     low, high = (chr(at) if at > 0xFFFF else f"\\u{at:04x}" for at in ends)
     return low if low == high else f"{low}-{high}"
 

@@ -98,7 +98,7 @@ class Scheduler:
         )
         self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
-        self.drafts = DraftCounts()
+        self.draft_counts = DraftCounts()
         self._failures = 0  # failed steps since the last successful one
         self._next_stats = 0.0
         self._step_s = 0.0  # predicted seconds of the last step
@@ -318,7 +318,7 @@ class Scheduler:
                 request.take_back(given, limit)
             if step.plan.num_drafts and request.is_live:
                 proposed = step.plan.rows_per_decode - 1
-                self.drafts.count(proposed=proposed, accepted=given - 1)
+                self.draft_counts.count(proposed=proposed, accepted=given - 1)
                 request.accepted += max(0, given - 1)
 
     # -- failures -------------------------------------------------------------------------------
@@ -369,9 +369,9 @@ class Scheduler:
             token_s=self.planner.step_time.token_s,
             context_s=self.planner.step_time.context_s,
             expert_balancedness=self.expert_recorder.balancedness(),
-            draft_steps=self.drafts.steps,
-            draft_tokens=self.drafts.proposed,
-            accepted_tokens=self.drafts.accepted,
+            draft_steps=self.draft_counts.steps,
+            draft_tokens=self.draft_counts.proposed,
+            accepted_tokens=self.draft_counts.accepted,
             step_seconds=self._steps_s,
             wait_seconds=self._wait_s,
         )
