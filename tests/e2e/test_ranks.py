@@ -8,6 +8,8 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,6 +20,17 @@ from support.procfs import Pid, descendants, listener
 from support.streams import answers, interrupted
 
 STREAMS = 4
+# Of every kind, sent at once
+BODIES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 0.9, "seed": 6, "n": 2, "top_p": 0.8},
+    {"stop": [" is"]},
+    {"logprobs": True, "top_logprobs": 2},
+    {"frequency_penalty": 0.5},
+    {"min_tokens": 12, "logit_bias": {"40": 3}},
+    {"response_format": {"type": "json_object"}},
+]
 
 Answer = tuple[str, str | None, int]
 Flags = dict[str, processes.Flag]
@@ -77,6 +90,36 @@ def test_two_ranks_answer_as_one(worker: processes.Running, expected: list[Answe
     assert asyncio.run(answers(worker.url, STREAMS)) == expected
     (state,) = processes.get_json(worker.url + "/get_server_info")["internal_states"]
     assert state["accepted_tokens"] > 20
+
+
+def chats(url: str) -> list[Any]:
+    def answer(fields: dict[str, Any]) -> Any:
+        content = "Answer in one word: is Ann older than Bob, if Ann is 31 and Bob is 29?"
+        message = {"role": "user", "content": content}
+        body = {"model": "mla-small", "messages": [message], "max_tokens": 24, "temperature": 0}
+        got = processes.post_json(url + "/v1/chat/completions", body | fields)
+        tokens = [
+            [part["token"] for part in (choice["logprobs"] or {}).get("content", [])]
+            for choice in got["choices"]
+        ]
+        texts = [
+            (choice["message"]["content"], choice["finish_reason"]) for choice in got["choices"]
+        ]
+        return texts, tokens, got["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        return list(pool.map(answer, BODIES))
+
+
+def test_drafts_change_no_answer(worker: processes.Running, small_worker: str) -> None:
+    def accepted() -> int:
+        (state,) = processes.get_json(worker.url + "/get_server_info")["internal_states"]
+        assert 1 < state["avg_spec_accept_length"] <= 3
+        return int(state["accepted_tokens"])
+
+    before = accepted()
+    assert chats(worker.url) == chats(small_worker)
+    assert accepted() - before > 20
 
 
 def test_token_bitmasks_reach_all_ranks(worker: processes.Running, small_worker: str) -> None:

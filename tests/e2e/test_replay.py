@@ -14,7 +14,7 @@ from support import client
 from support.processes import Running
 from support.replay import DONE, Event, Stream, stream
 
-REQUESTS = [60, pytest.param(200, marks=pytest.mark.slow)]
+REQUESTS = [50, pytest.param(200, marks=pytest.mark.slow)]
 AT_ONCE = 16
 TOLERANCE = 1e-4  # of a logprob
 

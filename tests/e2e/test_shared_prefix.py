@@ -1,16 +1,48 @@
-"""Requests with a common prefix go to the worker that has it cached: a short run of the bench."""
+"""Requests with a common prefix go to the worker that has it cached."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
-from support.processes import ROOT
+import pytest
+
+from support import client
+from support.processes import ROOT, Running
 
 
+def test_requests_follow_their_prefix(small_server: Running) -> None:
+    """Each prefix is computed by one worker, and both workers have some of them."""
+    rng = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return rng.choices(range(200), k=count)
+
+    prefixes = [tokens(320) for _ in range(6)]
+
+    async def ask() -> list[list[client.Answer]]:
+        groups: list[list[client.Answer]] = [[] for _ in prefixes]
+        async with client.session() as http:
+            for _ in range(3):
+                prompts = [prefix + tokens(20) for prefix in prefixes]
+                asked = (client.generate(http, small_server.url, prompt, 2) for prompt in prompts)
+                for group, answer in zip(groups, await asyncio.gather(*asked), strict=True):
+                    group.append(answer)
+        return groups
+
+    groups = asyncio.run(ask())
+    homes = [{answer.worker for answer in group} for group in groups]
+    assert all(len(home) == 1 for home in homes) and len(set.union(*homes)) == 2, homes
+    for group in groups:
+        assert [answer.cached_tokens >= 320 for answer in group] == [False, True, True]
+
+
+@pytest.mark.slow
 def test_cache_aware_keeps_most_of_the_ideal(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     sizes = ["--prefix-tokens=512", "--question-tokens=24", "--max-total-tokens=3584"]

@@ -24,6 +24,7 @@ MIN_SHARE = 0.95  # share of right answers to each task
 PARALLEL = 16
 
 
+@pytest.mark.slow
 def test_pictures_and_videos_of_llava_onevision() -> None:
     """Also: the second time a picture is cached, and two pictures of one size are not mixed up."""
     args = argparse.Namespace(seed=1, questions=20, pairs=4, parallel=PARALLEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_clients_name_no_paths(worker: FakeWorker) -> None:
 
 
 def test_files_of_a_real_worker(tmp_path: Path) -> None:
-    """A trace, and the load of the experts: 4 of each token in 4 layers; the last one computes only the last prompt token."""
+    """A trace, and the load of the experts: 4 of each token in 4 layers; the last one computes only the last prompt token.
+    Afterwards no file can be written, as on a full disk, and then again."""
     traces, records = tmp_path / "traces", tmp_path / "records"
     with processes.worker(
         profile_dir=traces,
@@ -78,30 +80,21 @@ def test_files_of_a_real_worker(tmp_path: Path) -> None:
             "the load is in the metrics",
         )
 
-
-def test_files_that_cannot_be_written(tmp_path: Path) -> None:
-    """As on a full disk. Later ones can."""
-    folder = tmp_path / "folder"
-    record = "_expert_distribution_record"
-    with processes.worker(
-        profile_dir=folder,
-        enable_expert_distribution_metrics=True,
-        expert_distribution_recorder_dir=folder,
-    ) as worker:
-        folder.rmdir()
-        folder.touch()
-        for start, write in (
-            ("/start_profile", "/stop_profile"),
-            (f"/start{record}", f"/dump{record}"),
+        record = "_expert_distribution_record"
+        for folder, start, write in (
+            (traces, "/start_profile", "/stop_profile"),
+            (records, f"/start{record}", f"/dump{record}"),
         ):
+            shutil.rmtree(folder)
+            folder.touch()
             post_json(worker.url + start, {})
             error = refusal(worker, write, {}, status=500)
             assert error["type"] == "internal_server_error"
             assert "File exists" in error["message"]
-        folder.unlink()
+            folder.unlink()
         post_json(worker.url + "/start_profile", {})
-        assert post_json(worker.url + "/stop_profile", {})["file"].startswith(str(folder))
-        assert post_json(worker.url + f"/dump{record}", {})["file"].startswith(str(folder))
+        assert post_json(worker.url + "/stop_profile", {})["file"].startswith(str(traces))
+        assert post_json(worker.url + f"/dump{record}", {})["file"].startswith(str(records))
 
 
 def metrics(url: str) -> str:
