@@ -43,12 +43,12 @@ def compare(folder: Path, division: Division, case: Case, seed: int, count: int)
     ("name", "division"),
     [
         ("v3", Division(2, 2)),
-        ("v2_lite", Division(2, 2, expert_parts=2)),
-        ("v3", Division(4, 2, expert_parts=4)),
+        pytest.param("v2_lite", Division(2, 2, expert_parts=2), marks=pytest.mark.slow),
+        pytest.param("v3", Division(4, 2, expert_parts=4), marks=pytest.mark.slow),
         ("v3_halves", Division(4, 2, expert_parts=2)),
         ("v2_lite", Division(4, 4)),
         ("v3", Division(2, 2, expert_parts=2, all_to_all=True)),
-        ("v3", Division(4, 2, expert_parts=4, all_to_all=True)),
+        pytest.param("v3", Division(4, 2, expert_parts=4, all_to_all=True), marks=pytest.mark.slow),
         ("v3_halves", Division(4, 4, expert_parts=2, all_to_all=True)),
     ],
     ids=str,
@@ -64,7 +64,7 @@ def test_each_dp_rank_has_the_results_of_an_engine_alone(
     "division",
     [
         Division(2, 2, expert_parts=2),
-        Division(4, 2),
+        pytest.param(Division(4, 2), marks=pytest.mark.slow),
         Division(4, 4, expert_parts=4, all_to_all=True),
     ],
     ids=str,
@@ -81,7 +81,7 @@ def test_graphs_with_idle_rows(tmp_path: Path, division: Division) -> None:
     ("drafts", "division", "graphs"),
     [
         (1, Division(2, 2), False),
-        (3, Division(2, 2, expert_parts=2), True),
+        pytest.param(3, Division(2, 2, expert_parts=2), True, marks=pytest.mark.slow),
         (2, Division(2, 2, expert_parts=2, all_to_all=True), True),
         pytest.param(1, Division(2, 2), True, marks=pytest.mark.slow),
         pytest.param(2, Division(4, 2, expert_parts=4), False, marks=pytest.mark.slow),
@@ -103,7 +103,7 @@ def test_drafts_of_the_own_layer(
     assert any(len(some) > 1 for outcome in seen for r in outcome.results for some in r.tokens)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("graphs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_trees_of_the_own_layer(tmp_path: Path, graphs: bool) -> None:
     """The experts take all nodes that are expanded, of the ranks that expand some."""
     write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])

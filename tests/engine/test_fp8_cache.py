@@ -61,12 +61,12 @@ def engine_of(model: CausalLM, dtype: torch.dtype, capacity: Capacity = CAPACITY
 def test_neither_cache_nor_chunks_nor_retraction_change_the_tokens(
     model: CausalLM, dtype: torch.dtype
 ) -> None:
-    script = random_script(7, 25, aborts=False)
+    script = random_script(7, 16, aborts=False)
 
     def tokens(capacity: Capacity = CAPACITY, **how: Any) -> list[list[int]]:
         engine = engine_of(model, dtype, capacity)
         done = run(script, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE, **how)
-        return [done.channel.tokens(f"r{n}") for n in range(25)]
+        return [done.channel.tokens(f"r{n}") for n in range(16)]
 
     expected = tokens(chunk_size=4096, use_prefix_cache=False)
     assert tokens(chunk_size=7) == expected

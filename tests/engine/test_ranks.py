@@ -52,12 +52,13 @@ def compare(one: RecordingEngine, folder: Path, size: int, expert_parts: int, **
     [
         ("v3", [(4, 2)]),  # groups of ranks share the experts
         pytest.param("v3", [(2, 1), (2, 2), (4, 1), (4, 4)], marks=pytest.mark.slow),
-        ("v2_lite", [(2, 2), (4, 1)]),
+        ("v2_lite", [(2, 2)]),
+        pytest.param("v2_lite", [(4, 1)], marks=pytest.mark.slow),
         ("v2_tied", [(2, 1)]),  # the head is the embedding
         ("v3_halves", [(4, 4)]),  # biases of attention are added once
-        ("llama_gqa", [(2, 1), (4, 1)]),  # 2 KV heads: two ranks have the same one
+        ("llama_gqa", [(4, 1)]),  # 2 KV heads: two ranks have the same one
         ("llama_biased", [(2, 1)]),
-        ("qwen2", [(2, 1)]),
+        pytest.param("qwen2", [(2, 1)], marks=pytest.mark.slow),
         ("gemma2", [(2, 1)]),
     ],
 )
@@ -65,12 +66,12 @@ def test_ranks_give_the_results_of_one(
     tmp_path: Path, name: str, divisions: list[tuple[int, int]]
 ) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
-    one = served(tmp_path)
+    one = served(tmp_path, count=8)
     for size, expert_parts in divisions:
         compare(one, tmp_path, size, expert_parts)
 
 
-@pytest.mark.parametrize(("drafts", "divisions"), [(1, [(2, 1), (4, 4)]), (3, [(2, 2)])])
+@pytest.mark.parametrize(("drafts", "divisions"), [(1, [(4, 4)]), (3, [(2, 2)])])
 def test_drafts_of_the_own_layer(
     tmp_path: Path, drafts: int, divisions: list[tuple[int, int]]
 ) -> None:
@@ -182,7 +183,7 @@ def test_experts_that_are_placed_by_their_recorded_load(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     one = engine_of_rank(ONE_RANK, tmp_path, CAPACITY)
     counts = count_experts(one.model)
-    serve(one, seed=1, count=8)
+    serve(one, seed=1, count=6)
     config = one.model.config
     assert isinstance(config, DeepseekConfig)
     rows = sum(plan.num_tokens for plan, _ in one.steps)
@@ -193,14 +194,13 @@ def test_experts_that_are_placed_by_their_recorded_load(tmp_path: Path) -> None:
     assert of_outputs <= pairs[-1] <= rows  # the last layer computes rows with an output
 
     recorded, experts = counts.tolist(), config.num_experts
-    for parts, redundant in ((2, 0), (2, 2), (4, 4)):
+    for parts, redundant in ((2, 0), (4, 4)):
         placement = balanced(recorded, parts, redundant)
         in_order = trivial(config.num_layers, experts, parts)
         assert balancedness(placement.loads(counts)) > balancedness(in_order.loads(counts))
         compare(one, tmp_path, 4, parts, placement=placement)
     skewed = balanced([[1000, 1, 1, 1, 1, 1, 1, 0]] * config.num_layers, 2, 4)
-    for placement in (skewed, trivial(config.num_layers, experts, 2, 2)):
-        compare(one, tmp_path, 2, 2, placement=placement)
+    compare(one, tmp_path, 2, 2, placement=skewed)
 
 
 def test_random_weights_are_pieces_of_one_model(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("drafts", "overlap", "pages"),
-    [(1, True, 120), (2, False, 14), (3, True, 13)],
+    [(1, True, 120), pytest.param(2, False, 14, marks=pytest.mark.slow), (3, True, 13)],
     ids=["1 draft", "2 drafts, no overlap, little memory", "3 drafts, little memory"],
 )
 def test_every_request_has_the_same_tokens(

@@ -46,7 +46,11 @@ def engine_with_trees(
 
 @pytest.mark.parametrize(
     ("shape", "overlap", "pages"),
-    [((4, 3, 8), True, 120), ((4, 3, 16), False, 13), ((3, 4, 16), True, 13)],
+    [
+        pytest.param((4, 3, 8), True, 120, marks=pytest.mark.slow),
+        ((4, 3, 16), False, 13),
+        ((3, 4, 16), True, 13),
+    ],
     ids=["8 nodes", "16 nodes, no overlap, little memory", "depth 4, little memory"],
 )
 def test_every_request_has_the_same_tokens(
