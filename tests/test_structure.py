@@ -163,6 +163,8 @@ def test_no_module_can_execute_data() -> None:
     for path in PYTHON:
         # A test may check that eval(repr(x)) == x.
         builtins = () if path.relative_to(ROOT).parts[0] == "tests" else ("eval", "exec")
+        if not any(word in path.read_text() for word in (*EXECUTES_DATA, *builtins, "torch.load")):
+            continue  # parsing takes most of the time
         offenders += [
             f"{name(path)} imports {imported}"
             for imported in imports(path)

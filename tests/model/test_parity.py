@@ -78,7 +78,7 @@ def test_prefill_in_chunks_of_16(pair: Pair, page_size: int) -> None:
 
 def test_greedy_tokens_of_a_batch(pair: Pair) -> None:
     prompts = {slot: prompt(length, seed=length) for slot, length in enumerate((5, 64, 131))}
-    steps = 24
+    steps = 12
     driver = ForwardDriver(pair.ours, page_size=16, seed=3)
     outputs: dict[int, list[int]] = {}
     for slot, tokens in prompts.items():
@@ -100,7 +100,7 @@ def test_greedy_tokens_of_a_batch(pair: Pair) -> None:
         assert outputs[slot] == generated[0, len(tokens) :].tolist()
 
 
-@pytest.mark.parametrize(("page_size", "seed"), [(1, 4), (16, 5), (16, 6)])
+@pytest.mark.parametrize(("page_size", "seed"), [(1, 4), (16, 5)])
 def test_mixed_steps_of_decodes_and_chunks(pair: Pair, page_size: int, seed: int) -> None:
     """Four sequences advance at random, each by a chunk, by one token, or not at all."""
     draw = random.Random(seed)

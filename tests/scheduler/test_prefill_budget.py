@@ -55,11 +55,11 @@ def alone(length: int) -> float:
     return Served({0: [generate("alone", [1] * length, 4)]}).waited("alone")
 
 
-@pytest.mark.parametrize("count", [8, 40])
+@pytest.mark.parametrize("count", [8, 16])
 def test_a_short_prompt_beside_a_flood_of_long_ones_waits_in_proportion_to_its_size(
     count: int,
 ) -> None:
-    """40 long prompts do not fit into memory, so most of them wait for admission."""
+    """16 long prompts do not fit into memory, so most of them wait for admission."""
     script: dict[int, list[ToScheduler]] = {0: flood(count), 5: [generate("a", [3] * SHORT, 4)]}
     script[50] = [generate("b", [4] * SHORT, 4)]
     served = Served(script)

@@ -38,7 +38,7 @@ FIXED = [one for one in OPERATIONS if one not in DRAWN]
 
 @pytest.mark.parametrize("operation", DRAWN, ids=lambda operation: operation.label)
 @given(data=st.data())
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_random_requests(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
