@@ -53,6 +53,7 @@ def test_layers_that_are_not_there_cost_as_much_as_the_last_ones() -> None:
     assert (whole, layer) == (62.0, 1.0)
 
 
+@pytest.mark.slow
 def test_one_rank_of_four_of_a_small_model(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", **CONFIGS["v3"])
     command = [sys.executable, ROOT / "bench" / "serving" / "simulated_rank.py"]

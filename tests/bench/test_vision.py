@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.processes import ROOT
 from support.tiny_llava import write_tiny_llava
 
 
+@pytest.mark.slow
 def test_a_small_model(tmp_path: Path) -> None:
     write_tiny_llava(tmp_path / "model", processor=False)
     out = tmp_path / "line.jsonl"

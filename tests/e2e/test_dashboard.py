@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 PICTURES = os.environ.get("DASHBOARD_PICTURES")
 MAX_PICTURE = 300 * 1024
 # Seconds of traffic before the screenshot, so that its charts have data.
-TRAFFIC_S = 120.0 if PICTURES else 3.0
+TRAFFIC_S = 120.0 if PICTURES else 1.0
 
 PHONE = {"width": 390, "height": 844, "phone": True}
 SCREENS = [{"width": 1440, "height": 900}, PHONE]

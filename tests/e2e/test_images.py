@@ -36,15 +36,8 @@ TOLERANCE = 1e-4  # of a logprob
 NEW_TOKENS = 12
 # (width, height)
 SIZES = [(42, 42), (55, 90), (301, 17), (5, 160), (128, 128)]
-SETTINGS: list[dict[str, Flag]] = [
-    {"page_size": 1},
-    {
-        "page_size": 16,
-        "tp_size": 2,
-        "chunked_prefill_size": 7,
-        "disable_overlap_schedule": True,
-    },
-]
+# Ranks that divide the model, and prompts that are cut within images. tests/engine/test_images.py has other settings.
+SETTINGS: dict[str, Flag] = {"page_size": 1, "tp_size": 2, "chunked_prefill_size": 7}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -77,14 +70,9 @@ def reference(folder: Path) -> LlavaReference:
 
 
 @pytest.fixture(scope="module")
-def workers(folder: Path) -> Iterator[list[Running]]:
-    with processes.together(*(processes.worker(folder, **flags) for flags in SETTINGS)) as running:
+def worker(folder: Path) -> Iterator[Running]:
+    with processes.worker(folder, **SETTINGS) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def worker(workers: list[Running]) -> Running:
-    return workers[0]
 
 
 def ids(text: str) -> list[int]:
@@ -131,29 +119,26 @@ CASES: dict[str, tuple[str, list[Image.Image]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_and_logprobs_are_those_of_transformers(
-    workers: list[Running], reference: LlavaReference, case: str
+    worker: Running, reference: LlavaReference, case: str
 ) -> None:
     text, images = CASES[case]
     wanted = reference.answer(ids(text), images, NEW_TOKENS)
-    for worker, flags in zip(workers, SETTINGS, strict=True):
-        check(f"{case} {flags}", ask(worker.url, ids(text), images), wanted)
-        again = ask(worker.url, ids(text), images)
-        check(f"{case} {flags} again", again, wanted)
-        page = int(str(flags["page_size"]))
-        assert again.cached_tokens == (len(wanted.prompt) - 1) // page * page, case
+    check(case, ask(worker.url, ids(text), images), wanted)
+    again = ask(worker.url, ids(text), images)
+    check(f"{case} again", again, wanted)
+    assert again.cached_tokens == len(wanted.prompt) - 1, case
 
 
-def test_many_at_once_are_not_mixed_up(workers: list[Running], reference: LlavaReference) -> None:
+def test_many_at_once_are_not_mixed_up(worker: Running, reference: LlavaReference) -> None:
     """Twelve images of one size, with one text."""
     text = f"{IMAGE}what?"
     images = [picture(70, 50, seed) for seed in range(100, 112)]
     wanted = [reference.answer(ids(text), [image], NEW_TOKENS) for image in images]
     assert len({tuple(answer.tokens) for answer in wanted}) > 3
-    for worker in workers:
-        with ThreadPoolExecutor(len(images)) as pool:
-            answers = list(pool.map(lambda image: ask(worker.url, ids(text), [image]), images))  # noqa: B023
-        for got, answer in zip(answers, wanted, strict=True):
-            check("many", got, answer)
+    with ThreadPoolExecutor(len(images)) as pool:
+        answers = list(pool.map(lambda image: ask(worker.url, ids(text), [image]), images))
+    for got, answer in zip(answers, wanted, strict=True):
+        check("many", got, answer)
 
 
 def chat(worker: Running, parts: Any) -> Any:
@@ -264,7 +249,7 @@ def decoded(data: bytes) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize("count", [1, 16, 75])
-def test_a_video(workers: list[Running], reference: LlavaReference, count: int) -> None:
+def test_a_video(worker: Running, reference: LlavaReference, count: int) -> None:
     """Of 75 frames 32 are kept, at equal distances. An image beside the video is alone."""
     data = video([picture(64, 48, seed) for seed in range(count)])
     frames = decoded(data)
@@ -279,13 +264,12 @@ def test_a_video(workers: list[Running], reference: LlavaReference, count: int) 
     ]
     prompt = ids(f"<|user|>{IMAGE}{VIDEO}\nWhat happens?<|assistant|>")
     wanted = reference.answer(prompt, [image], NEW_TOKENS, kept)
-    for worker in workers:
-        answer = chat(worker, parts)
-        scores = answer.choices[0].logprobs
-        assert scores is not None and scores.content is not None and answer.usage is not None
-        assert answer.usage.prompt_tokens == len(wanted.prompt)
-        got = [entry.logprob for entry in scores.content]
-        assert got == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+    answer = chat(worker, parts)
+    scores = answer.choices[0].logprobs
+    assert scores is not None and scores.content is not None and answer.usage is not None
+    assert answer.usage.prompt_tokens == len(wanted.prompt)
+    got = [entry.logprob for entry in scores.content]
+    assert got == pytest.approx(wanted.logprobs, abs=TOLERANCE)
 
 
 def test_a_video_of_generate(worker: Running, reference: LlavaReference) -> None:

@@ -29,7 +29,7 @@ from support.tiny_llava import write_tiny_llava
 from support.tiny_model import COMMON, VOCAB_SIZE
 
 ROOMY = Capacity(4000, 4, 12, 320, image_tokens=1000, image_tiles=16)
-COUNT = 24
+COUNT = 16
 HIDDEN = COMMON["hidden_size"]
 
 

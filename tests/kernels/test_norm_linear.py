@@ -56,8 +56,7 @@ def by_weight(
 
 
 @pytest.mark.parametrize("op", [by_weight, norm_linear_triton])
-@pytest.mark.parametrize("added", [True, False])
-@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(("added", "constant"), [(True, True), (False, False)])
 @pytest.mark.parametrize(
     ("rows", "outputs", "width"),
     [
@@ -105,8 +104,7 @@ def test_wider_products_are_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [3, 70])
-@pytest.mark.parametrize("width", [1000, 1280])
+@pytest.mark.parametrize(("rows", "width"), [(3, 1280), (70, 1000)])
 def test_rows_are_kept_in_the_form_of_other_products(form: RowForm, rows: int, width: int) -> None:
     """Bit for bit as by a launch of the quantizer; with whole rows in a program, and with blocks of rows."""
     x, residual, scale, weight = inputs(19, width, torch.float16, rows)
@@ -165,8 +163,8 @@ def launches() -> None:
         weight = x.new_empty(outputs, width)
         for constant in (True, False):
             how = {"out_dtype": x.dtype, "constant": constant}
-            norm_linear_triton(x, x, x[0], EPS, weight, **how)  # type: ignore[arg-type]
-            norm_linear_triton(x, None, x[0], EPS, weight, **how)  # type: ignore[arg-type]
+            before = x if constant else None
+            norm_linear_triton(x, before, x[0], EPS, weight, **how)  # type: ignore[arg-type]
     for most, outputs, width in ROUTERS:
         for rows in sorted({1, min(most, 64), most}):
             x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")

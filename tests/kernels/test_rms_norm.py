@@ -137,7 +137,7 @@ def launches() -> None:
         x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
         rms_norm_triton(x, x[0], 1e-6)
         add_rms_norm_triton(x, x, x[0], 1e-6)
-        for form in FORMS:
+        for form in FORMS if width in (2048, 7168) else ():  # latents are quantized elsewhere
             norm_rows_triton(x, x, x[0], 1e-6, form)
     for width in (3584, 4608):
         x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")

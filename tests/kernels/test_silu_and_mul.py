@@ -93,7 +93,7 @@ def launches() -> None:
     for width in (10944, 1408, 2816, 18432, 2048):
         gate_up = torch.empty(2, 2 * width, dtype=torch.bfloat16, device="meta")
         silu_and_mul_triton(gate_up)
-        for form in FORMS:
+        for form in FORMS if width in (1408, 18432) else ():  # the narrowest and the widest
             gated_rows_triton(gate_up, form)
     gated_rows_triton(gate_up, PLAIN_ROWS, "gelu_tanh")
 

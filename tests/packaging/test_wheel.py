@@ -143,10 +143,10 @@ print("version", __version__)
 def router_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the Python of a new venv with the wheel, without extras and without a package index."""
     folder: Path = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin" / "python"
-    install = ("-m", "pip", "install", "--quiet", "--no-index", str(wheel))
-    assert in_venv(python, *install).returncode == 0
+    pip = (sys.executable, "-m", "pip", "--python", str(python))  # its own takes seconds to install
+    run(*pip, "install", "--quiet", "--no-index", str(wheel))
     return python
 
 

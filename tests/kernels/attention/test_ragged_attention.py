@@ -322,10 +322,10 @@ def launches() -> None:
 
 
 def launch_gemma(n: int, heads: int, groups: int, width: int) -> None:
-    """Launches Gemma 2's heads, with a window and without."""
+    """Launches Gemma 2's heads with a window, and the wide ones without."""
     k, v = torch.empty(2, 8192, groups, width, dtype=torch.bfloat16, device="meta")
     q = torch.empty(n, heads, width, dtype=torch.bfloat16, device="meta")
-    for window in (4096, None):
+    for window in (4096, None) if (n, width) == (4096, 256) else (4096,):
         work = PrefillWork.on("meta", [(n, 8192)], heads=heads, window=window)
         ragged_attention_triton(q, k, v, None, work, scale=0.1, softcap=50.0)
 

@@ -167,9 +167,9 @@ def test_more_experts_of_other_ranks_have_fewer_rows() -> None:
 def launches() -> None:
     v2_lite, v3 = (64, 2048, 1408, 6), (256, 7168, 2048, 8)
     for (experts, hidden, width, top_k), dtype, counts in (
-        (v2_lite, FP8, (1, 8, 200, 512, 1024, 4096)),
+        (v2_lite, FP8, (1, 8, 200, 512, 4096)),
         (v2_lite, INT8, (1, 17)),
-        (v3, FP8, (1, 17, 256, 4096, 8192)),
+        (v3, FP8, (1, 17, 256, 4096)),  # 128 tokens an expert, so that blocks are skipped
     ):
         gate_up = meta_weight(experts, 2 * width, hidden, dtype)
         down = meta_weight(experts, hidden, width, dtype)
