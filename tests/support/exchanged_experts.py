@@ -16,7 +16,7 @@ from mla_router.worker.kernels.comm.groups import Groups
 from mla_router.worker.kernels.quantize import GROUP, quantize_rows_torch
 from mla_router.worker.kernels.weight import RowForm
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
-from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.model.exchange import Exchange, Way
 from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import RMSNorm
 from mla_router.worker.model.loader import load_model
@@ -78,8 +78,8 @@ def _both_ways(
         draw = torch.Generator().manual_seed(group.rank)
         shape = 2, counts[group.rank], model.config.hidden_size
         rows, residual = torch.randn(shape, generator=draw).to(device, dtype)
-        assert experts.dispatches(rows, exchange) == all_to_all
         forms.append(experts.form_of_all(exchange))
+        assert (experts.way(rows, forms[-1], exchange) is Way.DISPATCH) == all_to_all
         with torch.inference_mode():
             results.append(experts.after_norm(norm, rows, residual, exchange)[0].cpu())
     return results[0], results[1], forms[1].quantized is not None

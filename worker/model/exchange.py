@@ -10,6 +10,7 @@ Rows that all products of the layer take quantized are sent quantized, which is 
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,14 @@ from torch import Tensor
 from mla_router.worker.kernels.comm.all_to_all import Choice, Dispatched, ExpertTables
 from mla_router.worker.kernels.comm.group import Group
 from mla_router.worker.kernels.weight import Activations, Quantized, RowForm
+
+
+class Way(Enum):
+    """The way of rows to their experts. The same on all ranks."""
+
+    GATHER = auto()  # all rows to all ranks
+    GATHER_QUANTIZED = auto()  # the same, with the gate's logits
+    DISPATCH = auto()  # each row to the ranks of its experts alone
 
 
 class Exchange(NamedTuple):

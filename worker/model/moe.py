@@ -19,7 +19,7 @@ from mla_router.worker.kernels.norm_linear import norm_linear
 from mla_router.worker.kernels.quantize import no_rows
 from mla_router.worker.kernels.weight import PLAIN_ROWS, Activations, Quantized, RowForm, Weight
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.exchange import Exchange
+from mla_router.worker.model.exchange import Exchange, Way
 from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
 from mla_router.worker.model.linear import empty_parameter
@@ -44,40 +44,54 @@ class MixtureOfExperts(FeedForward):
         out: Tensor = self.experts(hidden_states, weights, ids, shared)
         return out
 
-    def forward_exchanged(self, hidden_states: Tensor, exchange: Exchange) -> Tensor:
-        """Returns `forward` of own rows [T, hidden_size], with the routed experts of all DP ranks."""
-        fork = Fork(hidden_states)
-        rows = exchange.gather(hidden_states)
-        shared = self.shared_of_own(fork, hidden_states, exchange)
-        weights, ids = self.gate(rows, exchange.out_cache_loc)
-        return exchange.scatter(self.experts(rows, weights, ids, shared))
+    def serve(self, exchange: Exchange) -> None:
+        if not exchange.is_needed:
+            return
+        none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
+        form = self.form_of_all(exchange)
+        way = self.way(none, form, exchange)
+        is_plain = way is Way.GATHER or form.quantized is None
+        self.forward_exchanged(none if is_plain else no_rows(none, form), way, exchange)
 
-    def forward_dispatched(self, rows: Activations, logits: Tensor, exchange: Exchange) -> Tensor:
-        """`forward_exchanged`, with the gate's logits of own rows, which are sent to the ranks of their experts alone."""
+    def forward_exchanged(self, rows: Activations, way: Way, exchange: Exchange) -> Tensor:
+        """Returns `forward` of own rows, with the routed experts of all DP ranks."""
+        if way is Way.DISPATCH:
+            return self._forward_dispatched(rows, exchange)
+        if isinstance(rows, Quantized):
+            return self._forward_gathered_quantized(rows, exchange)
+        return self._forward_gathered(rows, exchange)
+
+    def _forward_gathered(self, rows: Tensor, exchange: Exchange) -> Tensor:
+        fork = Fork(rows)
+        rows_of_all = exchange.gather(rows)
+        shared = self.shared_of_own(fork, rows, exchange)
+        weights, ids = self.gate(rows_of_all, exchange.out_cache_loc)
+        return exchange.scatter(self.experts(rows_of_all, weights, ids, shared))
+
+    def _forward_gathered_quantized(self, rows: Quantized, exchange: Exchange) -> Tensor:
+        """The gate takes rows that are not rounded, on their own rank."""
+        logits = self.gate.logits(rows)
+        fork = Fork(rows)
+        rows_of_all, logits = exchange.gather_quantized(rows, logits)
+        shared = self.shared_of_own(fork, rows, exchange)
+        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
+        return exchange.scatter(self.experts(rows_of_all, weights, ids, shared))
+
+    def _forward_dispatched(self, rows: Activations, exchange: Exchange) -> Tensor:
+        logits = self.gate.logits(rows)
         fork = Fork(rows)
         choice, experts = self.gate.choose_of_own(logits, exchange.own_cache_loc)
         sent = exchange.dispatch(rows, choice, experts)
         shared = self.shared_of_own(fork, rows, exchange)
         return exchange.combine(self.experts(sent.rows, sent.weights, sent.ids, shared), sent)
 
-    def serve(self, exchange: Exchange) -> None:
-        if not exchange.is_needed:
-            return
-        none = self.gate.weight.new_empty(0, self.gate.weight.shape[1])
-        form = self.form_of_all(exchange)
-        rows = none if form.quantized is None else no_rows(none, form)
-        logits = none.new_empty(0, len(self.gate.weight), dtype=torch.float32)
-        if self.dispatches(none, exchange):
-            self.forward_dispatched(rows, logits, exchange)
-        elif isinstance(rows, Quantized) and exchange.sends_quantized(none, form):
-            self.forward_exchanged_quantized(rows, logits, exchange)
-        else:
-            self.forward_exchanged(none, exchange)
-
-    def dispatches(self, hidden_states: Tensor, exchange: Exchange) -> bool:
-        """Whether own rows [T, hidden_size] are sent to the ranks of their experts alone."""
+    def way(self, rows: Tensor, form: RowForm, exchange: Exchange) -> Way:
+        """Returns the way of own rows [T, hidden_size] to the routed experts, which take them in `form`."""
         gate = self.gate
-        return gate.reaches is not None and exchange.dispatches(hidden_states, gate.rule.top_k)
+        if gate.reaches is not None and exchange.dispatches(rows, gate.rule.top_k):
+            return Way.DISPATCH
+        quantized = exchange.sends_quantized(rows, form)
+        return Way.GATHER_QUANTIZED if quantized else Way.GATHER
 
     def shared(self, hidden_states: Activations) -> Plus:
         """Starts the shared experts on a second stream, or returns their weights for the routed experts' kernels."""
@@ -126,25 +140,10 @@ class MixtureOfExperts(FeedForward):
         self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor, exchange: Exchange
     ) -> tuple[Tensor, Tensor]:
         form = self.form_of_all(exchange)
-        if self.dispatches(hidden_states, exchange):
-            normed, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
-            return self.forward_dispatched(normed, self.gate.logits(normed), exchange), residual
-        if not exchange.sends_quantized(hidden_states, form):
-            normed, residual = norm.add(hidden_states, residual)
-            return self.forward_exchanged(normed, exchange), residual
-        rows, residual = norm.add_for(form | PLAIN_ROWS, hidden_states, residual)
-        assert isinstance(rows, Quantized)
-        return self.forward_exchanged_quantized(rows, self.gate.logits(rows), exchange), residual
-
-    def forward_exchanged_quantized(
-        self, rows: Quantized, logits: Tensor, exchange: Exchange
-    ) -> Tensor:
-        """`forward_exchanged` with quantized rows and the gate's logits of own rows."""
-        fork = Fork(rows)
-        rows_of_all, logits = exchange.gather_quantized(rows, logits)
-        shared = self.shared_of_own(fork, rows, exchange)
-        weights, ids = self.gate.choose(logits, exchange.out_cache_loc)
-        return exchange.scatter(self.experts(rows_of_all, weights, ids, shared))
+        way = self.way(hidden_states, form, exchange)
+        kept = PLAIN_ROWS if way is Way.GATHER else form | PLAIN_ROWS
+        rows, residual = norm.add_for(kept, hidden_states, residual)
+        return self.forward_exchanged(rows, way, exchange), residual
 
     def form_of_all(self, exchange: Exchange) -> RowForm:
         """Returns the form in which the routed experts take the rows of all ranks of `exchange`."""
@@ -194,6 +193,8 @@ class Gate(nn.Module):
 
     def logits(self, hidden_states: Activations) -> Tensor:
         """Returns the scores [T, E] float32 to `choose` by."""
+        if not hidden_states.shape[0]:  # of a DP rank that serves others
+            return self.weight.new_empty(0, len(self.weight), dtype=torch.float32)
         return linear(hidden_states, self.operand, out_dtype=torch.float32)
 
     def choose(self, logits: Tensor, out_cache_loc: Tensor | None) -> tuple[Tensor, Tensor]:
