@@ -78,7 +78,7 @@ impl Failure {
             }
             Self::Starved(pause) => {
                 // A lower bound: the pause has not ended.
-                guard.backend().stream_paused(*pause);
+                guard.backend().limits.stream_paused(*pause);
                 router.metrics.upstream_error(UpstreamFailure::Stuck);
             }
             Self::Timeout => router.metrics.upstream_error(UpstreamFailure::Timeout),

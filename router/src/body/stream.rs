@@ -202,7 +202,7 @@ impl EventStream {
                     self.frame = frame;
                     let pause = self.silence.received(now);
                     if pause >= MIN_SILENCE {
-                        frames.backend().stream_paused(pause);
+                        frames.backend().limits.stream_paused(pause);
                     }
                     continue;
                 }
@@ -322,7 +322,7 @@ impl EventStream {
     fn is_starved(&self) -> bool {
         let State::Streaming { frames, job } = &self.state else { return false };
         let (backend, pause) = (frames.backend(), self.silence.length());
-        let limit = backend.pause_limit(self.silence.starvation_limit());
+        let limit = backend.limits.pause(self.silence.starvation_limit());
         let sends = || backend.silent_for() * 3 <= pause * 2;
         let is_late = || backend.makes_progress() && pause >= limit * PROGRESS_ONLY_FACTOR;
         pause >= limit

@@ -15,13 +15,12 @@ use parking_lot::Mutex;
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
-    breaker::{Breaker, BreakerState, DISABLED, Outcome},
+    breaker::{Breaker, BreakerState, DISABLED},
     counters::BackendCounters,
     health_state::{HealthState, Phase},
     last_activity::{CLOCK_RESOLUTION, LastActivity},
     last_failure::{FailureLog, LastFailure},
-    latency_limits::{FirstByteTime, LongestTime},
-    silence_limit::SilenceLimit,
+    latency_limits::LatencyLimits,
     speed::Speed,
 };
 use crate::{
@@ -31,12 +30,6 @@ use crate::{
     names::{ModelName, WorkerUrl},
     upstream::Pool,
 };
-
-/// Minimum limit for the silence of an engine that reports its progress in each step.
-const MIN_SILENCE_LIMIT: Duration = Duration::from_millis(2500);
-
-/// Minimum limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
-const MIN_ANSWER_MULTIPLE: u32 = 6;
 
 /// Reason that is shown for a withheld worker.
 const NOT_READY: &str = "its discovery source reports it as not ready";
@@ -51,8 +44,7 @@ pub struct Backend {
     /// The latest figures of the engine; empty if it reports none.
     pub engine_load: ArcSwap<EngineLoad>,
     pub(super) last_activity: LastActivity,
-    pub(super) silence_limit: SilenceLimit,
-    pub(super) first_byte_time: FirstByteTime,
+    pub limits: LatencyLimits,
     pub(super) speed: Speed,
     pub(super) breaker: Breaker,
     pub health: HealthState,
@@ -60,11 +52,7 @@ pub struct Backend {
     /// Whether a good health check covers the engine, and not only the HTTP server.
     health_covers_engine: AtomicBool,
     /// Time when the engine was last found frozen behind good health checks.
-    frozen: Mutex<Option<Instant>>,
-    pub(super) longest_answer: LongestTime,
-    /// Pauses of streams of at least a second.
-    pub(super) longest_pause: LongestTime,
-    first_token_timeout: Duration,
+    pub(super) frozen: Mutex<Option<Instant>>,
     /// Whether its discovery source reports it as not ready.
     withheld: AtomicBool,
     removed: AtomicBool,
@@ -80,8 +68,7 @@ impl Backend {
             counters: BackendCounters::default(),
             engine_load: ArcSwap::default(),
             last_activity: LastActivity::new(Instant::now()),
-            silence_limit: SilenceLimit::default(),
-            first_byte_time: FirstByteTime::default(),
+            limits: LatencyLimits::new(config.first_token_timeout_secs.get()),
             speed: Speed::default(),
             breaker: Breaker::new(
                 if config.disable_circuit_breaker { DISABLED } else { config.cb_failure_threshold },
@@ -91,9 +78,6 @@ impl Backend {
             failures: FailureLog::default(),
             health_covers_engine: AtomicBool::new(false),
             frozen: Mutex::default(),
-            longest_answer: LongestTime::default(),
-            longest_pause: LongestTime::default(),
-            first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
             health_check: OnceLock::new(),
@@ -162,7 +146,7 @@ impl Backend {
     }
 
     /// Forgets the failures. A withheld worker keeps the reason for that.
-    fn clear_failures(&self) {
+    pub(super) fn clear_failures(&self) {
         self.failures.clear();
         if self.is_withheld() {
             self.record_failure(&NOT_READY);
@@ -183,7 +167,7 @@ impl Backend {
 
     /// Records that a byte of some response has arrived.
     pub fn received(&self, now: Instant) {
-        self.silence_limit.observe(self.last_activity.record_byte(now));
+        self.limits.silence_limit.observe(self.last_activity.record_byte(now));
     }
 
     /// Whether the worker has been silent for `limit`, and no health check shows that its engine makes progress.
@@ -199,50 +183,6 @@ impl Backend {
     /// Time since the last byte of any response, counted only while the worker has requests.
     pub fn silent_for(&self) -> Duration {
         self.last_activity.silent_for(Instant::now())
-    }
-
-    /// The limit for a first byte behind `tokens_ahead` prompt tokens: --first-token-timeout-secs, or more if the
-    /// worker has been slow.
-    pub fn first_token_limit(&self, tokens_ahead: u64) -> Duration {
-        self.first_byte_time.limit(tokens_ahead, self.first_token_timeout)
-    }
-
-    /// The limit for the silence of the worker while an answer in one piece is awaited: a multiple of
-    /// --first-token-timeout-secs, or more if its answers take longer.
-    pub fn answer_limit(&self) -> Duration {
-        self.longest_answer.limit(self.first_token_timeout.saturating_mul(MIN_ANSWER_MULTIPLE))
-    }
-
-    /// Records a pause in one of its streams.
-    pub fn stream_paused(&self, pause: Duration) {
-        self.longest_pause.observe(pause);
-    }
-
-    /// The limit for a pause in one of its streams: at least `least`, more if its streams had long pauses recently.
-    pub fn pause_limit(&self, least: Duration) -> Duration {
-        self.longest_pause.limit(least)
-    }
-
-    /// The limit for the silence of an engine that reports its progress by itself and has `pending_tokens` prompt
-    /// tokens to compute.
-    pub(super) fn silence_limit(&self, pending_tokens: u64) -> Duration {
-        let limit = self.silence_limit.limit(MIN_SILENCE_LIMIT, self.first_token_timeout);
-        self.first_byte_time.limit(pending_tokens, limit)
-    }
-
-    /// Marks the engine as frozen although its HTTP server answers. Requests that wait for a first byte go to
-    /// other workers.
-    pub(super) fn freeze(&self) {
-        *self.frozen.lock() = Some(Instant::now());
-        // Good health checks bring the worker back into rotation, so the breaker must keep it out.
-        self.record(Outcome::Late(Duration::ZERO), true);
-        self.suspect();
-        self.health.abort_waiters();
-    }
-
-    /// Whether no byte has arrived since the engine was found frozen.
-    pub fn is_frozen(&self) -> bool {
-        self.frozen.lock().is_some_and(|since| !self.received_since(since))
     }
 
     /// Whether a good health check covers the engine.
@@ -261,59 +201,6 @@ impl Backend {
 
     pub fn breaker(&self) -> BreakerState {
         self.breaker.state(Instant::now())
-    }
-
-    /// Passes the outcome of a request to the breaker. See [`LoadGuard::record`](super::LoadGuard::record).
-    pub(super) fn record(&self, outcome: Outcome, on_trial: bool) {
-        match outcome {
-            // The start of a response proves nothing unless the request is on trial: the response may still break.
-            Outcome::Begun => {
-                if on_trial && self.breaker.begin() {
-                    self.breaker_closed();
-                }
-            }
-            Outcome::Answered => {
-                if self.breaker.succeed() {
-                    self.breaker_closed();
-                }
-            }
-            Outcome::Failed => self.fail(on_trial, false),
-            Outcome::Late(limit) => {
-                // The check finds out whether the worker is frozen. If so, all waiting requests may move.
-                self.health.probe_now();
-                if self.is_silent_for(limit) {
-                    self.fail(on_trial, true);
-                } else if on_trial {
-                    self.breaker.leave_trial();
-                }
-            }
-            Outcome::Busy => {
-                if on_trial {
-                    self.breaker.leave_trial();
-                }
-            }
-        }
-    }
-
-    fn breaker_closed(&self) {
-        self.counters.breaker.increment(BreakerState::Closed);
-        if self.phase() == Phase::Healthy {
-            self.clear_failures();
-        }
-        tracing::info!("worker {} answers again: breaker closed", self.url);
-    }
-
-    /// Passes a failure to the breaker. One failure of a `stuck` worker opens it.
-    fn fail(&self, on_trial: bool, stuck: bool) {
-        if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
-            self.counters.breaker.increment(BreakerState::Open);
-            self.counters.ejections.increment(Ejection::Breaker);
-            let why = if stuck { "is stuck" } else { "keeps failing" };
-            self.record_failure(&format_args!(
-                "it {why}; the circuit breaker is open for {time:?}"
-            ));
-            tracing::warn!("worker {} {why}: breaker open for {time:?}", self.url);
-        }
     }
 
     pub fn is_removed(&self) -> bool {

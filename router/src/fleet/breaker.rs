@@ -15,21 +15,6 @@ use crate::metrics::labels;
 /// The open time doubles with each opening, up to 16 times the first one.
 const MAX_DOUBLINGS: u32 = 4;
 
-/// The outcome of a request, as evidence for or against its worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The response has started. It may still break.
-    Begun,
-    /// The response is complete: 2xx, or 4xx, which is an error of the request.
-    Answered,
-    /// 429 or 503: backpressure. It says nothing about the next request.
-    Busy,
-    /// Another 5xx, a broken connection, or a response that is not an answer of the API.
-    Failed,
-    /// No byte came within this limit. The worker is stuck if no byte of any response came.
-    Late(Duration),
-}
-
 labels! {
     /// The state of a breaker.
     #[derive(Serialize)]

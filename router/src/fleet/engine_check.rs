@@ -122,7 +122,7 @@ impl EngineCheck {
         self.worked += u32::from(self.backend.requests() > 0 && !self.is_silent());
         if self.worked == LEARNING_PERIOD {
             self.worked = 0;
-            self.backend.silence_limit.end_period();
+            self.backend.limits.silence_limit.end_period();
         }
     }
 
@@ -136,10 +136,10 @@ impl EngineCheck {
         drop(replicas);
         match self.canary {
             Canary::Known => {
-                let limit = backend.first_byte_time.limit(pending, MIN_CANARY_TIMEOUT);
+                let limit = backend.limits.first_byte_time.limit(pending, MIN_CANARY_TIMEOUT);
                 self.send_canary(limit).await
             }
-            _ => !self.counts || backend.silent_for() < backend.silence_limit(pending),
+            _ => !self.counts || backend.silent_for() < backend.limits.silence(pending),
         }
     }
 

@@ -210,7 +210,7 @@ impl HealthCheck {
         let frozen = matches!(error, CheckError::Silent(_) | CheckError::Stuck)
             && registry.has_other(backend);
         if silent && (frozen || is_down) {
-            backend.health.abort_waiters();
+            backend.health.mark_lost();
         }
     }
 

@@ -81,7 +81,7 @@ impl HealthState {
     }
 
     /// Marks the worker as lost: it is dead or frozen. Wakes the requests that wait for a first byte.
-    pub(super) fn abort_waiters(&self) {
+    pub(super) fn mark_lost(&self) {
         self.lost.store(true, Ordering::SeqCst);
         self.gone.iter().for_each(Notify::notify_waiters);
     }
@@ -137,7 +137,7 @@ mod tests {
         state.set_phase(Phase::Healthy);
         let mut early = pin!(state.lost());
         assert!(!resolved(&mut early));
-        state.abort_waiters();
+        state.mark_lost();
         let mut late = pin!(state.lost());
         state.set_phase(Phase::Healthy);
         // The worker has come back meanwhile, but the awaited response is gone.

@@ -8,12 +8,79 @@ use std::{
 
 use parking_lot::Mutex;
 
+use super::silence_limit::SilenceLimit;
+
+/// Minimum limit for the silence of an engine that reports its progress in each step.
+const MIN_SILENCE_LIMIT: Duration = Duration::from_millis(2500);
+
+/// Minimum limit for an answer in one piece, as a multiple of --first-token-timeout-secs: an answer has many tokens.
+const MIN_ANSWER_MULTIPLE: u32 = 6;
+
 /// A wait may last this many times the expected time. Prompt lengths are estimated from bytes and batches are
 /// uneven, so a factor of two is common. A frozen worker exceeds any factor.
 const LIMIT_FACTOR: u32 = 4;
 
 /// Factor by which each observation reduces the weight of the earlier ones.
 const DECAY: f64 = 0.95;
+
+/// The limits for the waits on one worker.
+#[derive(Debug)]
+pub struct LatencyLimits {
+    first_token_timeout: Duration,
+    pub(super) first_byte_time: FirstByteTime,
+    pub(super) silence_limit: SilenceLimit,
+    longest_answer: LongestTime,
+    /// Pauses of streams of at least a second.
+    longest_pause: LongestTime,
+}
+
+impl LatencyLimits {
+    pub(super) fn new(first_token_timeout: Duration) -> Self {
+        Self {
+            first_token_timeout,
+            first_byte_time: FirstByteTime::default(),
+            silence_limit: SilenceLimit::default(),
+            longest_answer: LongestTime::default(),
+            longest_pause: LongestTime::default(),
+        }
+    }
+
+    /// Records the time of a complete answer.
+    pub(super) fn answered(&self, took: Duration) {
+        self.longest_answer.observe(took);
+        // Each answer makes earlier long pauses count less.
+        self.longest_pause.observe(Duration::ZERO);
+    }
+
+    /// Records a pause in a stream.
+    pub fn stream_paused(&self, pause: Duration) {
+        self.longest_pause.observe(pause);
+    }
+
+    /// The limit for a first byte behind `tokens_ahead` prompt tokens: --first-token-timeout-secs, or more if the
+    /// worker has been slow.
+    pub(super) fn first_token(&self, tokens_ahead: u64) -> Duration {
+        self.first_byte_time.limit(tokens_ahead, self.first_token_timeout)
+    }
+
+    /// The limit for the silence of the worker while an answer in one piece is awaited: a multiple of
+    /// --first-token-timeout-secs, or more if its answers take longer.
+    pub fn answer(&self) -> Duration {
+        self.longest_answer.limit(self.first_token_timeout.saturating_mul(MIN_ANSWER_MULTIPLE))
+    }
+
+    /// The limit for a pause in a stream: at least `least`, more if the worker's streams had long pauses recently.
+    pub fn pause(&self, least: Duration) -> Duration {
+        self.longest_pause.limit(least)
+    }
+
+    /// The limit for the silence of an engine that reports its progress by itself and has `pending_tokens` prompt
+    /// tokens to compute.
+    pub(super) fn silence(&self, pending_tokens: u64) -> Duration {
+        let limit = self.silence_limit.limit(MIN_SILENCE_LIMIT, self.first_token_timeout);
+        self.first_byte_time.limit(pending_tokens, limit)
+    }
+}
 
 /// Seconds per prompt token, as the ratio of two decaying sums. A mean of ratios would give short prompts too much
 /// weight: their wait depends little on their tokens. Each request takes the lock, so it has a cache line of its own.

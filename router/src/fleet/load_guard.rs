@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     backend::Backend,
-    breaker::Outcome,
+    evidence::Outcome,
     replica::Replica,
     single_flight::{PrefillTicket, PrefillWaiter},
 };
@@ -136,7 +136,7 @@ impl LoadGuard {
     pub fn prefill_done(&mut self, streamed: bool) {
         if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
             let waited = since.elapsed();
-            self.replica.backend.first_byte_time.observe(self.tokens_ahead, waited);
+            self.replica.backend.limits.first_byte_time.observe(self.tokens_ahead, waited);
             self.replica.counters.first_token.observe(waited);
             self.waited = Some(waited);
         }
@@ -156,12 +156,12 @@ impl LoadGuard {
 
     /// Expected time until the prompt and all prompts ahead of it are computed.
     pub fn expected_prefill(&self) -> Duration {
-        self.replica.backend.first_byte_time.expected(self.tokens_ahead)
+        self.replica.backend.limits.first_byte_time.expected(self.tokens_ahead)
     }
 
     /// The limit for the first byte, which follows from earlier first bytes of the worker.
     pub fn first_token_limit(&self) -> Duration {
-        self.replica.backend.first_token_limit(self.tokens_ahead)
+        self.replica.backend.limits.first_token(self.tokens_ahead)
     }
 
     /// Passes an outcome to the breaker of the worker: once for the start of the response, and again when the
@@ -170,12 +170,11 @@ impl LoadGuard {
     pub fn record(&mut self, outcome: Outcome) {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // The first byte takes at least this long.
-            self.replica.backend.first_byte_time.observe(self.tokens_ahead, since.elapsed());
+            let limits = &self.replica.backend.limits;
+            limits.first_byte_time.observe(self.tokens_ahead, since.elapsed());
         }
         if self.is_work && outcome == Outcome::Answered {
-            self.replica.backend.longest_answer.observe(self.reserved_at.elapsed());
-            // Each answer makes earlier long pauses count less.
-            self.replica.backend.longest_pause.observe(Duration::ZERO);
+            self.replica.backend.limits.answered(self.reserved_at.elapsed());
         }
         if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
             return;
@@ -269,13 +268,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_pauses_of_streams_raise_the_limit_until_answers_without_them_lower_it() {
         let (worker, least) = (worker(), Duration::from_secs(2));
-        assert_eq!(worker.backend.pause_limit(least), least);
-        worker.backend.stream_paused(Duration::from_secs(3));
-        assert_eq!(worker.backend.pause_limit(least), Duration::from_secs(12));
+        assert_eq!(worker.backend.limits.pause(least), least);
+        worker.backend.limits.stream_paused(Duration::from_secs(3));
+        assert_eq!(worker.backend.limits.pause(least), Duration::from_secs(12));
         for _ in 0..400 {
             worker.reserve(0, Reason::Cold).record(Outcome::Answered);
         }
-        assert_eq!(worker.backend.pause_limit(least), least);
+        assert_eq!(worker.backend.limits.pause(least), least);
     }
 
     fn prompt() -> RouteKey {

@@ -7,6 +7,7 @@ mod breaker;
 mod check_timeout;
 mod counters;
 pub mod engine_check;
+mod evidence;
 pub mod health;
 mod health_state;
 mod last_activity;
@@ -24,8 +25,9 @@ mod spec;
 pub mod speed;
 
 pub use backend::Backend;
-pub use breaker::{BreakerState, Outcome};
+pub use breaker::BreakerState;
 pub use counters::{BackendCounters, ReplicaCounters};
+pub use evidence::Outcome;
 pub use health_state::Phase;
 pub use last_failure::LastFailure;
 pub use load_guard::LoadGuard;

@@ -56,7 +56,7 @@ impl Waiting<'_> {
         }
         let backend = guard.backend().clone();
         for round in 1.. {
-            let limit = if streamed { guard.first_token_limit() } else { backend.answer_limit() };
+            let limit = if streamed { guard.first_token_limit() } else { backend.limits.answer() };
             let Some(at) = begun.checked_add(limit.saturating_mul(round)) else { break };
             if at >= self.deadline {
                 break;
