@@ -206,21 +206,7 @@ impl<'a> Round<'a> {
             prefilled: &prefilled,
         };
         let prefix = pending.guard().prefix_computed().map(Box::pin);
-        // Pinned here: a future that is moved into another one takes its memory once more there.
-        let asked = pin!(async {
-            if let Some(prefix) = prefix {
-                prefix.await;
-            }
-            exchange.with(replica).await
-        });
-        let lost = pin!(replica.backend.health.lost());
-        let answer = pin!(async {
-            tokio::select! {
-                biased;
-                outcome = asked => outcome,
-                () = lost => Err(AttemptError::Lost),
-            }
-        });
+        let answer = pin!(exchange.with(replica, prefix));
         let may_leave = || {
             // The request has moved once. If it is late again, the request itself is slow.
             failures < router.config.retries()

@@ -1,6 +1,9 @@
 //! One request to one worker, until the start of its response has arrived and been checked.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use bytes::Bytes;
 use http::header;
@@ -38,8 +41,29 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Sends the request to `replica`, over an idle connection if there is one.
-    pub(super) async fn with(&self, replica: &Replica) -> Result<PeekedResponse, AttemptError> {
+    /// Sends the request to `replica` once `prefix` has resolved. Ends early if the worker is lost.
+    pub(super) async fn with(
+        &self,
+        replica: &Replica,
+        prefix: Option<impl Future<Output = ()> + Unpin>,
+    ) -> Result<PeekedResponse, AttemptError> {
+        // Pinned here: a future that is moved into another one takes its memory once more there.
+        let asked = pin!(async {
+            if let Some(prefix) = prefix {
+                prefix.await;
+            }
+            self.send(replica).await
+        });
+        let lost = pin!(replica.backend.health.lost());
+        tokio::select! {
+            biased;
+            outcome = asked => outcome,
+            () = lost => Err(AttemptError::Lost),
+        }
+    }
+
+    /// Sends the request over an idle connection, if there is one.
+    async fn send(&self, replica: &Replica) -> Result<PeekedResponse, AttemptError> {
         let mut broken = None;
         if let Some(connection) = replica.backend.pool.checkout(self.begun.into_std()) {
             self.metrics.connection(true);
