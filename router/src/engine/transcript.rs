@@ -38,8 +38,7 @@ pub(crate) struct Unusable;
 pub(crate) fn split(event: &[u8]) -> (impl Iterator<Item = &[u8]>, usize) {
     let mut length = 0;
     while event[length..].starts_with(LINE_PREFIX) {
-        let line = memchr(b'\n', &event[length..]).map_or(event.len(), |end| length + end + 1);
-        length = line;
+        length = memchr(b'\n', &event[length..]).map_or(event.len(), |end| length + end + 1);
     }
     let lines = event[..length].split_inclusive(|byte| *byte == b'\n');
     (lines.map(|line| line[LINE_PREFIX.len()..].trim_ascii_end()), length)

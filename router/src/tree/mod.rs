@@ -142,55 +142,12 @@ impl PrefixTree {
         freed
     }
 
-    /// Evicts one batch from one shard. `None` if nothing is left.
-    fn evict_unused_from(&self, index: usize, worker: WorkerId, tick: LruTick) -> Option<u64> {
-        let tenants = self.tenants.read();
-        let tenant = tenants.tenant(worker)?;
-        let quota = tenants.quota(tenant);
-        quota.oldest(index).filter(|oldest| !tick.is_before(*oldest))?;
-        let mut shard = self.shards[index].lock();
-        shard.sync(&tenants);
-        let freed = shard.evict(tenant, EVICTION_BATCH, Some(tick));
-        quota.free(index, freed, shard.oldest(tenant));
-        Some(freed)
-    }
-
     /// Sets the capacity of `worker` in blocks, and evicts the excess at once.
     pub fn set_capacity(&self, worker: WorkerId, blocks: u64) {
         let (tenants, tenant) = self.registered(worker);
         tenants.quota(tenant).set_capacity(blocks);
         drop(tenants);
         while self.evict_batch(worker) {}
-    }
-
-    /// Evicts the excess of a tenant, at most about `limit` blocks, unless another thread is evicting: that thread
-    /// checks for excess again after it has released the lock, so no excess is left behind.
-    fn evict_excess(&self, tenants: &Tenants, tenant: u32, mut limit: u64) {
-        let quota = tenants.quota(tenant);
-        while quota.excess() > 0
-            && let Some(evicting) = quota.evicting.try_lock()
-        {
-            let freed = self.evict(tenants, tenant, limit);
-            drop(evicting);
-            if freed == 0 {
-                return; // the limit is reached, or the worker was purged meanwhile
-            }
-            limit = limit.saturating_sub(freed);
-        }
-    }
-
-    /// Evicts one batch of the excess of `worker`. Returns whether there is more.
-    fn evict_batch(&self, worker: WorkerId) -> bool {
-        let tenants = self.tenants.read();
-        let Some(tenant) = tenants.tenant(worker) else {
-            return false;
-        };
-        let quota = tenants.quota(tenant);
-        let evicting = quota.evicting.lock();
-        self.evict(&tenants, tenant, EVICTION_BATCH);
-        drop(evicting);
-        // Checked after the lock is released: an insertion that found the lock taken relies on this check.
-        quota.excess() > 0
     }
 
     /// Empties the share of `worker`, as after its restart. Its capacity stays. Takes constant time: the worker
@@ -245,6 +202,36 @@ impl PrefixTree {
         }
     }
 
+    /// Evicts the excess of a tenant, at most about `limit` blocks, unless another thread is evicting: that thread
+    /// checks for excess again after it has released the lock, so no excess is left behind.
+    fn evict_excess(&self, tenants: &Tenants, tenant: u32, mut limit: u64) {
+        let quota = tenants.quota(tenant);
+        while quota.excess() > 0
+            && let Some(evicting) = quota.evicting.try_lock()
+        {
+            let freed = self.evict(tenants, tenant, limit);
+            drop(evicting);
+            if freed == 0 {
+                return; // the limit is reached, or the worker was purged meanwhile
+            }
+            limit = limit.saturating_sub(freed);
+        }
+    }
+
+    /// Evicts one batch of the excess of `worker`. Returns whether there is more.
+    fn evict_batch(&self, worker: WorkerId) -> bool {
+        let tenants = self.tenants.read();
+        let Some(tenant) = tenants.tenant(worker) else {
+            return false;
+        };
+        let quota = tenants.quota(tenant);
+        let evicting = quota.evicting.lock();
+        self.evict(&tenants, tenant, EVICTION_BATCH);
+        drop(evicting);
+        // Checked after the lock is released: an insertion that found the lock taken relies on this check.
+        quota.excess() > 0
+    }
+
     /// Evicts the excess of a tenant, at most `limit` blocks, oldest blocks of all shards first. Returns their
     /// number. The caller holds the quota's `evicting` lock, so that two threads do not evict for the same excess.
     fn evict(&self, tenants: &Tenants, tenant: u32, limit: u64) -> u64 {
@@ -261,6 +248,19 @@ impl PrefixTree {
             quota.free(index, freed, shard.oldest(tenant));
             taken += freed;
         }
+    }
+
+    /// Evicts one batch from one shard. `None` if nothing is left.
+    fn evict_unused_from(&self, index: usize, worker: WorkerId, tick: LruTick) -> Option<u64> {
+        let tenants = self.tenants.read();
+        let tenant = tenants.tenant(worker)?;
+        let quota = tenants.quota(tenant);
+        quota.oldest(index).filter(|oldest| !tick.is_before(*oldest))?;
+        let mut shard = self.shards[index].lock();
+        shard.sync(&tenants);
+        let freed = shard.evict(tenant, EVICTION_BATCH, Some(tick));
+        quota.free(index, freed, shard.oldest(tenant));
+        Some(freed)
     }
 }
 
