@@ -93,6 +93,7 @@ class RequestHandler:
         """Runs the request within the block. At the end of the block it aborts all choices that have not ended, because
         the client has disconnected or an error has occurred. Raises ApiError before anything runs."""
         service = self.service
+        self._check()
         requests = self._requests()
         if self.replay is not None:
             self.resumed, self._missing = await resume(
@@ -226,10 +227,9 @@ class RequestHandler:
             raise Unavailable(delta.error, code=ENGINE_DIED, retry_after=1)
         raise InternalError(delta.error or "The scheduler could not run this request")
 
-    def _requests(self) -> list[Generate]:
-        """Checks the request, makes its choices and returns the scheduler's requests. Raises ApiError."""
+    def _check(self) -> None:
+        """Raises ApiError if the worker cannot take the request."""
         service, sampling, config = self.service, self.sampling, self.service.config
-        limits = service.limits
         if sampling.constraint is not None and config.grammar_backend == "none":
             raise sampling.constraint.refused("this worker runs with --grammar-backend none")
         check_priority(self.priority, enabled=config.enable_priority_scheduling)
@@ -239,17 +239,21 @@ class RequestHandler:
                 f"{sampling.n} answers to each of {len(self.prompts)} prompts are more than "
                 f"{MAX_PROMPTS}",
             )
-        check_backlog(config, limits, service.scheduler, self.size)
+        check_backlog(config, service.limits, service.scheduler, self.size)
         if self.replay is not None:
-            self.replay.check(self.size, limits.vocab_size)
+            self.replay.check(self.size, service.limits.vocab_size)
         lengths = list(map(len, self.prompts))
         check_prompt_logprobs(sampling.params, lengths * sampling.n, self.prompt_field)
+
+    def _requests(self) -> list[Generate]:
+        """Makes the choices, and returns their requests to the scheduler. Raises ApiError for a prompt that is too long."""
+        service, sampling = self.service, self.sampling
         requests = []
         for index in range(self.size):
             prompt = self.prompts[index // sampling.n]
             rid = self._id if self.size == 1 else f"{self._id}-{index}"
             max_tokens = fit(
-                sampling, len(prompt), limits, self.default_max_tokens, self.prompt_field
+                sampling, len(prompt), service.limits, self.default_max_tokens, self.prompt_field
             )
             self._choices.append(self._choice(index, rid, len(prompt), max_tokens))
             requests.append(
