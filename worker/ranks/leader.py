@@ -17,7 +17,7 @@ from mla_router.worker.ranks.calls import (
 )
 from mla_router.worker.step.engine import (
     Capacity,
-    ForwardOutput,
+    ForwardT,
     PendingImages,
     PendingStep,
     StepEngine,
@@ -29,10 +29,10 @@ class Sender(Protocol):
     def send(self, call: EngineCall, bits: np.ndarray | None = None) -> None: ...
 
 
-class Leader(Generic[ForwardOutput]):
+class Leader(Generic[ForwardT]):
     """Implements `StepEngine`. The other ranks launch while this one does: a call is sent before it runs."""
 
-    def __init__(self, engine: StepEngine[ForwardOutput], sender: Sender) -> None:
+    def __init__(self, engine: StepEngine[ForwardT], sender: Sender) -> None:
         self._engine = engine
         self._sender = sender
 
@@ -40,11 +40,11 @@ class Leader(Generic[ForwardOutput]):
     def capacity(self) -> Capacity:
         return self._engine.capacity
 
-    def forward(self, plan: StepPlan) -> ForwardOutput:
+    def forward(self, plan: StepPlan) -> ForwardT:
         self._sender.send(Forward(plan))
         return self._engine.forward(plan)
 
-    def sample(self, forward_output: ForwardOutput, masks: TokenMasks | None = None) -> PendingStep:
+    def sample(self, forward_output: ForwardT, masks: TokenMasks | None = None) -> PendingStep:
         if masks is None:
             self._sender.send(Sample())
         else:

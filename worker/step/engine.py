@@ -11,7 +11,7 @@ from mla_router.worker.step.result import StepResult
 from mla_router.worker.tree_shape import TreeShape
 
 # The launched forward pass of a step: its logits on the device. Only its engine can read it.
-ForwardOutput = TypeVar("ForwardOutput")
+ForwardT = TypeVar("ForwardT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PendingImages(Protocol):
         ...
 
 
-class StepEngine(Protocol[ForwardOutput]):
+class StepEngine(Protocol[ForwardT]):
     """Launches the two halves of a step on the device.
 
     The forward pass and the sampling are separate calls, so that the host can process the results of the previous step
@@ -125,11 +125,9 @@ class StepEngine(Protocol[ForwardOutput]):
     @property
     def capacity(self) -> Capacity: ...
 
-    def forward(self, plan: StepPlan) -> ForwardOutput: ...
+    def forward(self, plan: StepPlan) -> ForwardT: ...
 
-    def sample(
-        self, forward_output: ForwardOutput, masks: TokenMasks | None = None
-    ) -> PendingStep: ...
+    def sample(self, forward_output: ForwardT, masks: TokenMasks | None = None) -> PendingStep: ...
 
     def encode(self, parts: tuple[ImagePart, ...], dropped: tuple[int, ...]) -> PendingImages:
         """Begins a batch of the vision tower for `parts`, after the one before is done, and drops the images of the keys
