@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from mla_router.worker.engine.profile_run import profile_plans
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes
 from mla_router.worker.engine.warmup_compile import launch_steps, warmup_sizes
-from mla_router.worker.engine.working_memory import profile_plans
 from mla_router.worker.generation import SamplingParams
 from mla_router.worker.step.engine import Capacity
 from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan

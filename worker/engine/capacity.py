@@ -38,6 +38,28 @@ class _Room(NamedTuple):
     remedy: str  # the flags to raise then
 
 
+def capacity_without_pages(
+    config: WorkerConfig,
+    context_length: int,
+    window: int | None,
+    device: torch.device,
+    *,
+    takes_images: bool = False,
+) -> Capacity:
+    """Returns the capacity of an engine whose KV cache has no pages yet. `window`: see `own_window`."""
+    return Capacity(
+        0,
+        config.page_size,
+        config.max_running_requests,
+        context_length,
+        window=window,
+        image_tokens=max(_IMAGE_TOKENS, context_length) if takes_images else 0,
+        image_tiles=_IMAGE_TILES if takes_images and device.type != "cpu" else 1,
+        tokens_per_row=1 + config.num_drafts,
+        tree=config.tree,
+    )
+
+
 def plan_capacity(
     config: WorkerConfig,
     empty: Capacity,
@@ -133,25 +155,3 @@ def _log_size(capacity: Capacity, dtype: torch.dtype, token_bytes: int) -> None:
             longest,
             100 * kept,
         )
-
-
-def capacity_without_pages(
-    config: WorkerConfig,
-    context_length: int,
-    window: int | None,
-    device: torch.device,
-    *,
-    takes_images: bool = False,
-) -> Capacity:
-    """Returns the capacity of an engine whose KV cache has no pages yet. `window`: see `own_window`."""
-    return Capacity(
-        0,
-        config.page_size,
-        config.max_running_requests,
-        context_length,
-        window=window,
-        image_tokens=max(_IMAGE_TOKENS, context_length) if takes_images else 0,
-        image_tiles=_IMAGE_TILES if takes_images and device.type != "cpu" else 1,
-        tokens_per_row=1 + config.num_drafts,
-        tree=config.tree,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.engine.working_memory import profile_plans
+from mla_router.worker.engine.profile_run import profile_plans
 from mla_router.worker.step.engine import Capacity
 
 
