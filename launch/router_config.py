@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mla_router.launch.arguments import Options, with_launcher_flags
+from mla_router.launch.arguments import with_launcher_flags
+from mla_router.launch.options import Options
 from mla_router.worker.config import WorkerConfig
 
 if TYPE_CHECKING:

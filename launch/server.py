@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
+from mla_router.launch.arguments import parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_ray, require_router, require_worker
 from mla_router.launch.local_group import LocalGroup
 from mla_router.launch.local_worker import LocalWorker, WorkerCommand, worker_command
+from mla_router.launch.options import WORKER_HOST, Options
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
 from mla_router.launch.remote_workers import RemoteWorkers

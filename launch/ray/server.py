@@ -9,8 +9,8 @@ import sys
 from functools import partial
 
 from mla_router import Router, RouterConfig
-from mla_router.launch.arguments import Options
 from mla_router.launch.banner import ready_text
+from mla_router.launch.options import Options
 from mla_router.launch.output import Output
 from mla_router.launch.ray.cluster import RayCluster
 from mla_router.launch.ray.worker import RayWorker

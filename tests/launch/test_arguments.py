@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mla_router.launch import arguments
-from mla_router.launch.arguments import Options, parse, with_launcher_flags
+from mla_router.launch import options as launch_options
+from mla_router.launch.arguments import parse, with_launcher_flags
+from mla_router.launch.options import Options
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.host import default_server_processes
 from mla_router.worker.host_limits import usable_cores
@@ -302,7 +303,7 @@ def test_server_processes_by_cores(device: str, cores: int, processes: int) -> N
 
 
 def test_workers_share_the_cores(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "usable_cores", lambda: 24)
+    monkeypatch.setattr(launch_options, "usable_cores", lambda: 24)
     options = parsed(model, "--dp-size", "3", "--device", "cuda")
     assert [options.worker(index, 31000).tokenizer_worker_num for index in range(3)] == [2, 2, 2]
     told = parsed(model, "--dp-size", "3", "--device", "cuda", "--tokenizer-worker-num", "7")
