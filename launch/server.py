@@ -157,15 +157,15 @@ async def _serve(
     router = Router(config)
     router.start()
     _report_moved_ports(options, workers, output)
-    started = [
+    members = [
         (worker, command(worker), partial(output.worker, index))
         for index, worker in enumerate(workers)
     ]
     others = RemoteWorkers(router)
     supervisor = Supervisor(
-        [LocalGroup(started, others.come)]
+        [LocalGroup(members, others.come)]
         if options.every_worker.attn_dp_size > 1
-        else [LocalWorker(*one) for one in started],
+        else [LocalWorker(*one) for one in members],
         output,
         policy,
     )

@@ -18,7 +18,8 @@ from mla_router.worker.server.errors import NotFound, Unavailable
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.media.reader import MediaReader
-from mla_router.worker.server.metrics.metrics import Metrics, Reading
+from mla_router.worker.server.metrics.metrics import Metrics
+from mla_router.worker.server.metrics.scheduler_collector import Reading
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.text.answer import AnswerFormat
 from mla_router.worker.server.text.tokenizer import Tokenizer

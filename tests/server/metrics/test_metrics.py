@@ -18,12 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mla_router.worker.messages import Ready, Stats
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
-from mla_router.worker.server.metrics.metrics import (
-    SECONDS_BETWEEN,
-    VLLM_NAMES,
-    Metrics,
-    Reading,
-)
+from mla_router.worker.server.metrics.metrics import SECONDS_BETWEEN, VLLM_NAMES, Metrics
+from mla_router.worker.server.metrics.scheduler_collector import Reading
 from mla_router.worker.server.metrics.series import Histogram
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
