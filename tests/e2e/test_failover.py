@@ -134,9 +134,10 @@ class Streams:
         await asyncio.gather(*(event.wait() for event in self.began))
 
 
-@pytest.mark.parametrize("dp_size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_ctrl_c_under_load_waits_for_no_stream_and_leaves_nothing(dp_size: int) -> None:
-    """tests/launch/test_server.py tests the time limit."""
+@pytest.mark.slow
+def test_ctrl_c_under_load_waits_for_no_stream_and_leaves_nothing() -> None:
+    """tests/launch/test_server.py has Ctrl-C with other workers, and the time limit."""
+    dp_size = 2
     with processes.server(dp_size=dp_size, router_shutdown_grace_period_secs=3600) as server:
 
         async def interrupt() -> list[int | BaseException]:

@@ -127,7 +127,7 @@ def test_interrupted_streams_continue_on_another_worker(workers: dict[str, Runni
 
     async def compare(http: aiohttp.ClientSession, seed: int) -> int:
         whole = await stream(http, here, body(seed))
-        for cut in range(1 + seed, len(whole.events) - 2, 8):
+        for cut in range(1 + seed, len(whole.events) - 2, 16):
             rest = await stream(http, there, body(seed), continuation=whole.after(cut))
             assert text_of(rest) == text_of(Stream(200, {}, whole.events[cut:]))
         ids = [mark.split(" ")[1] for event in whole.events for mark in event.marks]

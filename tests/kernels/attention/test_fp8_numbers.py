@@ -92,8 +92,9 @@ def test_torch(dtype: torch.dtype) -> None:
     check_mla(mla_decode, dtype, queries=2)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("heads", "queries", "pieces"), [(16, 1, 2), (5, 1, 1), (9, 3, 4)])
+@pytest.mark.parametrize(
+    ("heads", "queries", "pieces", "page_size"), [(16, 1, 2, 16), (5, 1, 1, 1), (9, 3, 4, 16)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_triton(dtype: torch.dtype, heads: int, queries: int, pieces: int, page_size: int) -> None:
     chosen = replace(TILING, pieces=pieces)

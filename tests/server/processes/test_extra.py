@@ -251,7 +251,11 @@ def test_a_frozen_process_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(0, "the first server process"), (1, "server process 1")]
+    ("number", "name"),
+    [
+        (0, "the first server process"),
+        pytest.param(1, "server process 1", marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_stays_frozen_is_ended(number: int, name: str) -> None:
     """The launcher then starts the worker again."""
