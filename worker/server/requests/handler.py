@@ -36,11 +36,10 @@ from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
 from mla_router.worker.server.text.stop_regex import RegexMatcher
 from mla_router.worker.server.text.stop_strings import StopMatcher
-from mla_router.worker.server.validation.sampling import (
-    CheckedSampling,
+from mla_router.worker.server.validation.sampling import CheckedSampling, draw_seed
+from mla_router.worker.server.validation.worker_limits import (
     check_priority,
     check_prompt_logprobs,
-    draw_seed,
     fit,
 )
 
