@@ -149,9 +149,9 @@ def _sampling(
         response_format=body.response_format,
     )
     renamed = {CHAT_NAMES.format: names.format, CHAT_NAMES.schema: names.schema}
-    if (asked := sampling.constraint) is not None and asked.field in renamed:
-        asked = dataclasses.replace(asked, field=renamed[asked.field])
-    return dataclasses.replace(sampling, constraint=asked)
+    if (constraint := sampling.constraint) is not None and constraint.field in renamed:
+        constraint = dataclasses.replace(constraint, field=renamed[constraint.field])
+    return dataclasses.replace(sampling, constraint=constraint)
 
 
 class _Prompt(NamedTuple):
