@@ -337,7 +337,7 @@ def wait_until_started(grammars: GrammarPool) -> None:
 
     def has_started() -> bool:
         assert grammars.poll() == []
-        compiling = [worker for worker in grammars._workers.values() if worker.is_compiling]
+        compiling = [worker for worker in grammars._workers if worker.is_compiling]
         return any(worker.has_started for worker in compiling)
 
     wait_until(has_started, "a compilation begins")

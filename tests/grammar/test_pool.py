@@ -11,7 +11,8 @@ import pytest
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import MAX_QUICK, GrammarPool, start
+from mla_router.worker.grammar.pool import GrammarPool, start
+from mla_router.worker.grammar.workers import MAX_QUICK
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import (
     EOS_ID,
@@ -250,7 +251,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: GrammarP
     open_keys: list[int] = []
     most = 0
     while len(open_keys) < len(waiting):
-        most = max(most, sum(worker.is_compiling for worker in grammars._workers.values()))
+        most = max(most, sum(worker.is_compiling for worker in grammars._workers))
         open_keys += [key for key, problem in grammars.poll() if problem is None]
     assert most == MAX_QUICK
     assert sorted(open_keys) == waiting
@@ -264,7 +265,8 @@ def test_requests_that_end_before_their_first_step_leave_nothing(grammars: Gramm
     stays = open_request(grammars, grammar)
     for _ in range(50):
         grammars.close(open_request(grammars, grammar))
-    assert len(grammars._workers[grammar]._closed) <= 1
+    worker = grammars._workers.get(grammar)
+    assert worker is not None and len(worker._closed) <= 1
     assert allowed(grammars, stays, [])
     grammars.close(stays)
 

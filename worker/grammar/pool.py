@@ -24,19 +24,15 @@ from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.processes import GrammarProcesses
 from mla_router.worker.grammar.protocol import Row
 from mla_router.worker.grammar.supervisor import Settings
+from mla_router.worker.grammar.workers import SLOW_CPU_S, GrammarWorkers
 from mla_router.worker.mask_memory import MaskMemory
 from mla_router.worker.messages import Grammar
 
-# The number of parallel compilations of each queue, and the limit of their CPU time in seconds.
-MAX_QUICK, QUICK_CPU_S = 2, 0.5
-MAX_SLOW, SLOW_CPU_S = 1, 5.0
 # The longest wait of a request for its grammar, in the queue and in compilation. The limit is less than the 10 s after
 # which a router moves a request to another worker. The wait begins when the fork server has loaded.
 WAIT_S = 8.0
 # The longest wait of a request for a fork server that loads.
 LOAD_S = 60.0
-MAX_WORKERS = 128
-IDLE_BYTES = 512 << 20  # of grammar workers without requests; the least recently used end first
 MAX_REMEMBERED = 1024  # refused grammars
 
 
@@ -58,8 +54,7 @@ class GrammarPool:
         self.processes = processes
         self._memory = memory
         self.step = 0  # number of the last `fill` in the memory
-        # The first one is the least recently used.
-        self._workers: OrderedDict[Grammar, GrammarWorker] = OrderedDict()
+        self._workers = GrammarWorkers(processes)
         self._queues = CompileQueues()
         self._worker_of: dict[int, GrammarWorker] = {}
         # Requests of a grammar worker that have no matcher yet, by key
@@ -104,9 +99,9 @@ class GrammarPool:
         """Returns the keys whose grammar has become ready since the last call (with None), and the keys that failed
         (with a problem): their grammar was refused or their process has ended. Closed keys are not among them."""
         opened: list[tuple[int, Problem | None]] = []
-        for worker in [worker for worker in self._workers.values() if worker.has_news]:
+        for worker in [worker for worker in self._workers if worker.has_news]:
             opened += self._poll(worker)
-        if not all(worker.has_started for worker in self._workers.values()):
+        if not all(worker.has_started for worker in self._workers):
             self.processes.end_stopped()
         self._end_overdue(time.monotonic())
         self._advance_queues()
@@ -134,7 +129,7 @@ class GrammarPool:
             by_worker.setdefault(self._worker_of[key], []).append(row)
             index += 1 + len(row.drafts)
         for worker, wanted in by_worker.items():
-            self._workers.move_to_end(worker.grammar)
+            self._workers.use(worker)
             worker.ask_masks(wanted)
         for worker, wanted in by_worker.items():  # the grammar workers run in parallel
             answers = self._wait_masks(worker, wanted)
@@ -154,20 +149,18 @@ class GrammarPool:
             return
         worker.close_key(key)
         if worker.is_compiling and not worker.keys:  # no request waits for it
-            self._end(worker)
+            self._workers.end(worker)
         else:
-            self._evict()
+            self._workers.evict()
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end a sentence of any grammar; empty before the first compilation."""
-        return next(
-            (worker.eos_ids for worker in self._workers.values() if worker.eos_ids), frozenset()
-        )
+        return next((worker.eos_ids for worker in self._workers if worker.eos_ids), frozenset())
 
     def shut_down(self) -> None:
         """Ends all processes."""
-        for worker in self._workers.values():
+        for worker in self._workers:
             worker.end()
         self.processes.shut_down()
 
@@ -196,7 +189,7 @@ class GrammarPool:
     # -- grammar workers -------------------------------------------------------------------------
 
     def _join(self, worker: GrammarWorker, waiting: Waiting) -> None:
-        self._workers.move_to_end(worker.grammar)
+        self._workers.use(worker)
         self._worker_of[waiting.key] = worker
         self._waiting[waiting.key] = waiting
         worker.open_key(waiting.key, waiting.output)
@@ -205,24 +198,14 @@ class GrammarPool:
         """Starts as many compilations as the limits allow."""
         for slow in (False, True):
             while (grammar := self._queues.next(slow=slow)) and (
-                worker := self._start(grammar, slow)
+                worker := self._workers.start(grammar, slow=slow)
             ):
                 for waiting in self._queues.take(grammar):
                     self._join(worker, waiting)
 
-    def _start(self, grammar: Grammar, slow: bool) -> GrammarWorker | None:
-        limit, cpu_s = (MAX_SLOW, SLOW_CPU_S) if slow else (MAX_QUICK, QUICK_CPU_S)
-        compiling = [worker for worker in self._workers.values() if worker.is_compiling]
-        if sum(worker.compile_cpu_s == cpu_s for worker in compiling) >= limit:
-            return None
-        if len(self._workers) >= MAX_WORKERS and not self._evict_one():
-            return None
-        worker = self._workers[grammar] = self.processes.start_worker(grammar, cpu_s)
-        return worker
-
     def _try_slowly(self, worker: GrammarWorker) -> None:
         """Moves a grammar to the slow queue after its short compilation."""
-        self._end(worker)
+        self._workers.end(worker)
         for key in sorted(worker.keys):
             del self._worker_of[key]
             self._queues.add(worker.grammar, self._waiting.pop(key), slow=True)
@@ -249,14 +232,10 @@ class GrammarPool:
             return now - LOAD_S
         return now - WAIT_S if loaded_at <= now - WAIT_S else -math.inf
 
-    def _end(self, worker: GrammarWorker) -> None:
-        del self._workers[worker.grammar]
-        worker.end()
-
     def _drop(self, worker: GrammarWorker, problem: Problem) -> None:
         """Fails the requests of a grammar worker that has ended or refused. A grammar at fault is remembered. If it is not at
         fault, requests that still wait get another process, once."""
-        self._end(worker)
+        self._workers.end(worker)
         for key in sorted(worker.keys):
             del self._worker_of[key]
             waiting = self._waiting.pop(key, None)
@@ -269,21 +248,6 @@ class GrammarPool:
             self._refused[worker.grammar] = problem
         if len(self._refused) > MAX_REMEMBERED:
             self._refused.popitem(last=False)
-
-    def _evict(self) -> None:
-        while (
-            sum(worker.own_bytes for worker in self._workers.values() if not worker.keys)
-            > IDLE_BYTES
-        ):
-            self._evict_one()
-
-    def _evict_one(self) -> bool:
-        """Ends the least recently used grammar worker without requests. Returns False if there is none."""
-        idle = next((worker for worker in self._workers.values() if not worker.keys), None)
-        if idle is None:
-            return False
-        self._end(idle)
-        return True
 
 
 def start(
