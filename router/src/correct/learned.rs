@@ -4,10 +4,11 @@ use parking_lot::Mutex;
 
 use super::{
     Usage,
+    capacity::{Capacity, blocks_of, whole},
     settling::{Epoch, Settling},
 };
 use crate::{
-    key::{BLOCK_TOKENS, Measure, RouteKey},
+    key::{Measure, RouteKey},
     names::WorkerId,
     tree::{InsertReceipt, LruTick, PrefixTree},
 };
@@ -23,16 +24,6 @@ const RESTART_BLOCKS: u32 = 32;
 
 /// Number of such prompts that prove a restart, unless an older prefix is found cached in between.
 const RESTART_RUN: u32 = 3;
-
-/// One miss shrinks the capacity at most by this factor. Small steps are enough for a cache that is smaller than
-/// reported, because misses repeat. The first misses after a restart look the same, and must not cost much.
-const SHRINK: f64 = 0.9;
-
-/// Factor by which one sign of more room grows the capacity.
-const GROW: f64 = 17.0 / 16.0;
-
-/// Factor by which each request reduces the weight of the earlier ones in the mean of tokens per block.
-const DECAY: f64 = 0.99;
 
 /// The prediction of the tree for one request. Part of its load guard.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,20 +102,16 @@ enum Correction {
     },
 }
 
+impl Correction {
+    fn resize_if(changed: bool) -> Self {
+        if changed { Self::Resize } else { Self::Nothing }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     settling: Settling,
-    /// Tokens and blocks of the prompts so far, decayed.
-    tokens: f64,
-    blocks: f64,
-    /// Size of the KV cache in tokens, if the worker reports it.
-    reported_tokens: Option<u64>,
-    /// Size in blocks for a worker that does not report it.
-    default_blocks: u64,
-    /// Share of the cache that this router's prompts have. Answers, running requests and other routers take the rest.
-    share: f64,
-    /// Capacity in blocks that was last set in the tree.
-    applied: u64,
+    capacity: Capacity,
     /// `None` while nothing speaks for a restart.
     empty_run: Option<EmptyRun>,
     /// Number of times that the cache was emptied. Earlier predictions are ignored.
@@ -141,7 +128,7 @@ struct EmptyRun {
     first: LruTick,
     /// Latest use of the prefixes that these prompts should have found.
     lost: LruTick,
-    /// `State::share` before the first of these prompts.
+    /// Share of the capacity before the first of these prompts.
     share_before: f64,
     /// Tick that divided the worker's share of the tree into an older and a newer half at that time.
     middle: Option<LruTick>,
@@ -153,12 +140,7 @@ impl LearnedCache {
         Self {
             state: Mutex::new(State {
                 settling: Settling::default(),
-                tokens: 0.0,
-                blocks: 0.0,
-                reported_tokens: None,
-                default_blocks,
-                share: 1.0,
-                applied: default_blocks,
+                capacity: Capacity::new(default_blocks),
                 empty_run: None,
                 empties: 0,
                 has_hit: false,
@@ -187,12 +169,9 @@ impl LearnedCache {
     /// Sets the reported size of the cache, in tokens.
     pub fn set_capacity(&self, tree: &PrefixTree, worker: WorkerId, tokens: u64) {
         let mut state = self.state.lock();
-        state.reported_tokens = Some(tokens);
-        let changed = state.resize();
+        let resize = Correction::resize_if(state.capacity.report(tokens));
         drop(state);
-        if changed {
-            self.correct(tree, worker, Correction::Resize);
-        }
+        self.correct(tree, worker, resize);
     }
 
     /// Empties the worker's share of the tree after its cache was emptied. Reports of requests in flight are ignored.
@@ -206,7 +185,7 @@ impl LearnedCache {
 
     /// The capacity of the worker in the tree, in blocks.
     pub fn capacity(&self) -> u64 {
-        self.state.lock().applied
+        self.state.lock().capacity.applied()
     }
 
     /// Applies a report. Returns the counts for the metrics if this is the first report with cached tokens, and a
@@ -235,7 +214,7 @@ impl LearnedCache {
         let mut state = self.state.lock();
         let resize = match usage.prompt_tokens {
             Some(tokens) if !std::mem::replace(&mut prediction.measured, true) => {
-                state.measure(key, tokens)
+                Correction::resize_if(state.capacity.measure(key, tokens))
             }
             _ => Correction::Nothing,
         };
@@ -243,7 +222,7 @@ impl LearnedCache {
         if std::mem::replace(&mut prediction.reported, true) {
             return (None, resize);
         }
-        let tokens = state.tokens_per_block(key.measure);
+        let tokens = state.capacity.tokens_per_block(key.measure);
         let prompt =
             usage.prompt_tokens.unwrap_or_else(|| whole(blocks_of(key) * tokens)).max(cached);
         let receipt = prediction.receipt.take();
@@ -282,7 +261,7 @@ impl LearnedCache {
             }
             Correction::Evict { last_used } => {
                 let blocks = tree.evict_unused(worker, last_used);
-                self.state.lock().shrink(tree.owned_by(worker));
+                self.state.lock().capacity.shrink(tree.owned_by(worker));
                 Some(Finding::Evicted { blocks })
             }
         };
@@ -292,38 +271,7 @@ impl LearnedCache {
     }
 }
 
-#[expect(clippy::cast_sign_loss, reason = "counts are not negative")]
-fn whole(count: f64) -> u64 {
-    count as u64
-}
-
-/// Blocks of a prompt, including the partial block at its end.
-fn blocks_of(key: &RouteKey) -> f64 {
-    key.prompt_tokens as f64 / f64::from(BLOCK_TOKENS)
-}
-
 impl State {
-    fn tokens_per_block(&self, measure: Measure) -> f64 {
-        let usual = f64::from(BLOCK_TOKENS);
-        match measure {
-            // The tokens of a few short prompts are mostly those of the template.
-            Measure::Text if self.blocks >= 64.0 => {
-                (self.tokens / self.blocks).clamp(usual / 8.0, usual * 8.0)
-            }
-            _ => usual,
-        }
-    }
-
-    /// Counts the reported `tokens` of a prompt. Returns the correction that follows.
-    fn measure(&mut self, key: &RouteKey, tokens: u64) -> Correction {
-        if key.measure == Measure::Unknown {
-            return Correction::Nothing;
-        }
-        self.tokens = self.tokens * DECAY + tokens as f64;
-        self.blocks = self.blocks * DECAY + blocks_of(key);
-        self.resized()
-    }
-
     /// Compares the `found` blocks with the prediction of the tree.
     fn compare(
         &mut self,
@@ -355,10 +303,10 @@ impl State {
                         .flatten();
                     return restart.unwrap_or(Correction::Evict { last_used });
                 }
-                if self.is_old(tree, worker, last_used) { self.grow() } else { Correction::Nothing }
+                Correction::resize_if(self.is_old(tree, worker, last_used) && self.capacity.grow())
             }
             // The tree has forgotten a prefix that is still cached.
-            None if found > SLACK => self.grow(),
+            None if found > SLACK => Correction::resize_if(self.capacity.grow()),
             _ => Correction::Nothing,
         }
     }
@@ -374,7 +322,7 @@ impl State {
             prompts: 0,
             first: inserted,
             lost: last_used,
-            share_before: self.share,
+            share_before: self.capacity.share(),
             middle,
         });
         run.prompts += 1;
@@ -383,52 +331,18 @@ impl State {
         }
         let run = self.empty_run.take_if(|run| run.prompts == RESTART_RUN)?;
         // A restart, not a small cache: the capacity is restored. Prompts since the first one are cached again.
-        self.share = run.share_before;
+        self.capacity.restore(run.share_before);
         self.empties += 1;
-        self.resize();
         let had = std::mem::take(&mut self.has_hit);
         let finding = if had { Finding::Emptied } else { Finding::NoCache };
         Some(Correction::Empty { before: run.first, finding })
     }
 
-    /// Shrinks the capacity to the `blocks` that are left.
-    fn shrink(&mut self, blocks: u64) {
-        let holds = blocks as f64 / self.full();
-        self.share = self.share.min(holds.max(self.share * SHRINK));
-        self.resize();
-    }
-
     /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is full. A
     /// worker that still has such a prefix has more room.
     fn is_old(&self, tree: &PrefixTree, worker: WorkerId, last_used: LruTick) -> bool {
-        let is_full = tree.owned_by(worker) >= self.applied - self.applied / 8;
-        is_full && tree.middle(worker).is_some_and(|middle| !middle.is_before(last_used))
-    }
-
-    fn grow(&mut self) -> Correction {
-        self.share = (self.share * GROW).min(1.0);
-        self.resized()
-    }
-
-    fn resized(&mut self) -> Correction {
-        if self.resize() { Correction::Resize } else { Correction::Nothing }
-    }
-
-    /// Blocks that the whole cache could hold.
-    fn full(&self) -> f64 {
-        let reported =
-            self.reported_tokens.map(|tokens| tokens as f64 / self.tokens_per_block(Measure::Text));
-        reported.unwrap_or(self.default_blocks as f64).max(1.0)
-    }
-
-    /// Updates the capacity. Returns whether it has changed enough to be set in the tree, which may evict.
-    fn resize(&mut self) -> bool {
-        let blocks = whole(self.full() * self.share);
-        let changed = blocks.abs_diff(self.applied) > self.applied / 64;
-        if changed {
-            self.applied = blocks;
-        }
-        changed
+        self.capacity.is_filled_by(tree.owned_by(worker))
+            && tree.middle(worker).is_some_and(|middle| !middle.is_before(last_used))
     }
 }
 

@@ -28,6 +28,7 @@
 //! - A request that ends before its prompt is computed leaves a false insertion. The insertion is taken back, unless
 //!   another request has computed the same prompt.
 
+mod capacity;
 mod learned;
 mod owner_share;
 mod settling;

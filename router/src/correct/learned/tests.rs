@@ -1,6 +1,9 @@
 //! Tests of single reports; `tests/correction.rs` simulates whole caches.
 
-use super::*;
+use super::{
+    super::capacity::{GROW, SHRINK},
+    *,
+};
 
 const WORKER: WorkerId = WorkerId(0);
 
