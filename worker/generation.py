@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -70,4 +71,20 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def first(self, count: int) -> Logprobs:
         """Returns the logprobs of the first `count` tokens."""
-        return Logprobs(self.logprobs[:count], self.top_ids[:count], self.top_logprobs[:count])
+        return self._part(slice(count))
+
+    def only(self, index: int) -> Logprobs:
+        """Returns the logprobs of token number `index`."""
+        return self._part(slice(index, index + 1))
+
+    def _part(self, tokens: slice) -> Logprobs:
+        return Logprobs(self.logprobs[tokens], self.top_ids[tokens], self.top_logprobs[tokens])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Logprobs]) -> Logprobs:
+        """Returns the logprobs of all tokens of `parts`."""
+        return cls(
+            [one for part in parts for one in part.logprobs],
+            [one for part in parts for one in part.top_ids],
+            [one for part in parts for one in part.top_logprobs],
+        )

@@ -147,8 +147,8 @@ class Admission:
 
     def remove_computed(self) -> None:
         """Removes the requests whose context is computed, and those that do not run any more."""
-        if any(request.is_prompt_computed for request in self.prefilling):
-            self.prefilling = [r for r in self.prefilling if not r.is_prompt_computed]
+        if any(request.is_context_computed for request in self.prefilling):
+            self.prefilling = [r for r in self.prefilling if not r.is_context_computed]
 
     def _candidates(self) -> Iterator[Candidate]:
         """Yields the candidates, best first, without requests whose uncached prefix another request computes, or would

@@ -162,7 +162,7 @@ class Request:
         return self.finish_reason is None
 
     @property
-    def is_prompt_computed(self) -> bool:
+    def is_context_computed(self) -> bool:
         """Whether its whole context is computed, or it does not run any more."""
         return not self.is_running or self.computed_length >= len(self.context)
 

@@ -96,24 +96,15 @@ def merge(deltas: list[Delta]) -> Delta:
     first, last = deltas[0], deltas[-1]
     if first is last:
         return first
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     return Delta(
         first.rid,
         list(chain.from_iterable(delta.token_ids for delta in deltas)),
-        _merge_logprobs([delta.logprobs for delta in deltas if delta.logprobs is not None]),
+        Logprobs.joined(logprobs) if logprobs else None,
         first.cached_tokens,
         last.finish_reason,
         last.error,
         first.prompt_logprobs,
         first.queue_seconds,
         last.accepted,
-    )
-
-
-def _merge_logprobs(logprobs: list[Logprobs]) -> Logprobs | None:
-    if not logprobs:
-        return None
-    return Logprobs(
-        list(chain.from_iterable(one.logprobs for one in logprobs)),
-        list(chain.from_iterable(one.top_ids for one in logprobs)),
-        list(chain.from_iterable(one.top_logprobs for one in logprobs)),
     )

@@ -70,11 +70,11 @@ class Choice:
         *others, last = delta.token_ids
         outputs = []
         for at, token in enumerate(others):
-            step = Delta(delta.rid, [token], _logprobs_of(delta.logprobs, at))
+            step = Delta(delta.rid, [token], delta.logprobs and delta.logprobs.only(at))
             outputs.append(self.advance(step))
             if self.finish is not None:  # a stop string or pattern
                 return outputs
-        logprobs = _logprobs_of(delta.logprobs, len(others))
+        logprobs = delta.logprobs and delta.logprobs.only(len(others))
         end = Delta(
             delta.rid, [last], logprobs, finish_reason=delta.finish_reason, error=delta.error
         )
@@ -118,11 +118,3 @@ class Choice:
             len(shown),
             delta.prompt_logprobs,
         )
-
-
-def _logprobs_of(logprobs: Logprobs | None, at: int) -> Logprobs | None:
-    """Returns the logprobs of token number `at`."""
-    if logprobs is None:
-        return None
-    one = slice(at, at + 1)
-    return Logprobs(logprobs.logprobs[one], logprobs.top_ids[one], logprobs.top_logprobs[one])
