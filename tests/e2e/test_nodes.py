@@ -22,7 +22,7 @@ from support.processes import Flag, Running, status_of, wait_until
 from support.procfs import Pid, listening_addresses
 from support.streams import whole
 
-STREAMS = 4
+REQUESTS, TOKENS = 4, 60
 LEADER = "127.0.0.2"
 
 
@@ -76,7 +76,9 @@ def two_nodes(
 
 async def answers(url: str) -> list[tuple[str, str, int]]:
     async with client.session() as http:
-        return await asyncio.gather(*(whole(http, url, number) for number in range(STREAMS)))
+        return await asyncio.gather(
+            *(whole(http, url, number, TOKENS) for number in range(REQUESTS))
+        )
 
 
 @pytest.fixture(scope="module")

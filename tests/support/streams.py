@@ -56,11 +56,11 @@ class Stream:
         return self.text, self.reason, self.usage["completion_tokens"]
 
 
-def body(number: int, *, stream: bool) -> dict[str, Any]:
+def body(number: int, *, stream: bool, tokens: int = TOKENS) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "model": "mla-small",
         "prompt": f"Number {number} of a list that goes on:",
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0.8,
         "seed": number,
         "ignore_eos": True,
@@ -68,8 +68,11 @@ def body(number: int, *, stream: bool) -> dict[str, Any]:
     return asked | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
 
 
-async def whole(http: aiohttp.ClientSession, url: str, number: int) -> tuple[str, str, int]:
-    async with http.post(url + "/v1/completions", json=body(number, stream=False)) as response:
+async def whole(
+    http: aiohttp.ClientSession, url: str, number: int, tokens: int = TOKENS
+) -> tuple[str, str, int]:
+    asked = body(number, stream=False, tokens=tokens)
+    async with http.post(url + "/v1/completions", json=asked) as response:
         answer = await response.json()
         assert response.status == 200, answer
     (choice,) = answer["choices"]
