@@ -6,6 +6,7 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
 import small_model
 import torch
 from network import Experts, Network, checkpoint
@@ -76,6 +77,7 @@ def test_runs() -> None:
     assert runs([]) == []
 
 
+@pytest.mark.slow
 def test_an_untrained_network_is_mostly_wrong() -> None:
     """So the accuracies that training reports do not come from the questions alone."""
     args = Namespace(seed=1, eval_examples=1, out=SMALL_MODEL)

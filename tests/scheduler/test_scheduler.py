@@ -216,7 +216,7 @@ _requests = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     requests=_requests, chunk_size=st.sampled_from([1, 7, 64]), page_size=st.sampled_from([1, 4])
 )

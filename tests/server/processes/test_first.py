@@ -254,7 +254,7 @@ def test_stopping_at_once(signals: list[signal.Signals]) -> None:
         assert "Traceback" not in worker.running.output()
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stop_before_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int
 ) -> None:
