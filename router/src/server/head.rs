@@ -14,7 +14,7 @@ use memchr::memchr_iter;
 use crate::{
     error::Error,
     heap::boxed,
-    wire::http1::{ConnectionOptions, to_map},
+    wire::http1::{ConnectionOptions, number, to_map},
 };
 
 /// Maximum size of a head, including the request line, in bytes.
@@ -168,15 +168,8 @@ impl Fields {
     }
 
     fn content_length(&mut self, value: &[u8]) -> Result<(), Error> {
-        // Up to 18 digits fit into u64.
-        let is_number = (1..=18).contains(&value.len())
-            && value.iter().all(u8::is_ascii_digit)
-            && self.length.is_none();
-        if !is_number {
-            return Err(Error::BadHead("Content-Length must be one number"));
-        }
-        let number = value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
-        self.length = Some(number);
+        let length = number(value).filter(|_| self.length.is_none());
+        self.length = Some(length.ok_or(Error::BadHead("Content-Length must be one number"))?);
         Ok(())
     }
 

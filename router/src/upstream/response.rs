@@ -11,7 +11,7 @@ use crate::{
     heap::boxed,
     wire::{
         chunked::Chunked,
-        http1::{ConnectionOptions, list, to_map},
+        http1::{ConnectionOptions, list, number, to_map},
     },
 };
 
@@ -20,6 +20,8 @@ const MAX_FIELDS: usize = 100;
 
 /// Room for the fields that the router adds.
 const ROOM: usize = 2;
+
+const LENGTH: &str = "a malformed Content-Length";
 
 /// The rest of a response body.
 #[derive(Debug)]
@@ -102,7 +104,7 @@ impl<'a> Fields<'a> {
             match name.len() {
                 10 if name.eq_ignore_ascii_case("connection") => read.options.read(value),
                 14 if name.eq_ignore_ascii_case("content-length") => {
-                    for length in list(value).map(number) {
+                    for length in list(value).map(|text| number(text).ok_or(LENGTH)) {
                         let is_same = read.length.is_none_or(|before| before == length);
                         read.length = Some(if is_same { length } else { Err(LENGTH) });
                     }
@@ -158,15 +160,6 @@ impl Framing {
             }
         }
     }
-}
-
-const LENGTH: &str = "a malformed Content-Length";
-
-/// A number of up to 18 digits, which fits into u64.
-fn number(text: &[u8]) -> Result<u64, &'static str> {
-    let is_number = (1..=18).contains(&text.len()) && text.iter().all(u8::is_ascii_digit);
-    let number = || text.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
-    is_number.then(number).ok_or(LENGTH)
 }
 
 #[cfg(test)]

@@ -89,6 +89,14 @@ impl ConnectionOptions {
     }
 }
 
+/// The number in a field such as `Content-Length`. `None` if it is malformed, or has more than 18 digits: these fit into
+/// u64.
+pub(crate) fn number(text: &[u8]) -> Option<u64> {
+    let is_number = (1..=18).contains(&text.len()) && text.iter().all(u8::is_ascii_digit);
+    let number = || text.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+    is_number.then(number)
+}
+
 /// The elements of a comma-separated value.
 pub(crate) fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
