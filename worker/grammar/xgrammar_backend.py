@@ -72,12 +72,6 @@ class Compiler:
         except _ERRORS as error:
             raise GrammarError(_reason(error)) from None
 
-    def _of_schema(self, schema: str) -> str:
-        grammar = xgrammar.Grammar.from_json_schema(
-            json_schema.prepare(schema), any_whitespace=self._any_whitespace
-        )
-        return _ESCAPE.sub(_with_four_digits, specialize(str(grammar)))
-
     def _structural_tag(self, source: str) -> str:
         """Rewrites the schemas in a structural tag, as those of `json_schema` grammars. Returns the new tag."""
         try:
@@ -87,17 +81,8 @@ class Compiler:
         self._prepare_inside(tag, MAX_DEPTH)
         return json.dumps(tag)
 
-    def _of_part(self, node: dict[str, Any]) -> str:
-        """Returns the grammar of a schema in a structural tag. Raises GrammarError, which begins with its `field`."""
-        try:
-            return self._of_schema(json.dumps(node["json_schema"]))
-        except GrammarError as error:
-            reason = str(error)
-        except _ERRORS as error:
-            reason = _reason(error)
-        raise GrammarError(f"{node['field']}: {reason}" if "field" in node else reason)
-
     def _prepare_inside(self, node: object, depth: int) -> None:
+        """Rewrites the schemas and regular expressions in `node` in place. Raises GrammarError."""
         if depth == 0:
             raise GrammarError(f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(node, list):
@@ -116,6 +101,23 @@ class Compiler:
                     node[key] = json.loads(json_schema.prepare(json.dumps(value)))
                 else:
                     self._prepare_inside(value, depth - 1)
+
+    def _of_part(self, node: dict[str, Any]) -> str:
+        """Returns the grammar of a schema in a structural tag. Raises GrammarError, which begins with its `field`."""
+        try:
+            return self._of_schema(json.dumps(node["json_schema"]))
+        except GrammarError as error:
+            reason = str(error)
+        except _ERRORS as error:
+            reason = _reason(error)
+        raise GrammarError(f"{node['field']}: {reason}" if "field" in node else reason)
+
+    def _of_schema(self, schema: str) -> str:
+        """Returns the grammar of a JSON schema. Raises GrammarError, and the errors of xgrammar."""
+        grammar = xgrammar.Grammar.from_json_schema(
+            json_schema.prepare(schema), any_whitespace=self._any_whitespace
+        )
+        return _ESCAPE.sub(_with_four_digits, specialize(str(grammar)))
 
 
 class Matcher:

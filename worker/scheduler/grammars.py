@@ -18,7 +18,7 @@ from mla_router.worker.step.plan import TokenMasks
 @dataclass(slots=True)
 class _Entry:
     request: Request
-    key: int  # of the grammar in the pool
+    key: int  # of the request in the pool
     num_accepted: int  # leading output tokens that the grammar has accepted
     min_tokens: int
     drafts: list[int] = field(default_factory=list)  # that the device has; empty: not known here
