@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from mla_router.worker.host_limits import usable_cores, usable_memory
 from support.distribution import spread
+from support.examples import FACTOR, SEARCH
 from support.procfs import descendants
 
 pytest_plugins = ["support.servers"]
@@ -81,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, Interruption(config))
     # Hypothesis limits an example to 200 ms and the drawing of the first ten to 30 s by default.
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("search", unhurried, derandomize=False, max_examples=1000)
+    settings.register_profile(SEARCH, unhurried, derandomize=False, max_examples=100 * FACTOR)
     settings.register_profile("same", unhurried, derandomize=True)
     settings.load_profile("same")
 

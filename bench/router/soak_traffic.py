@@ -32,11 +32,12 @@ ALLOWED = {
     # The same in the middle of a stream.
     (500, "stream_not_continued"),
 }
-# Beside a burst, any request may be refused: by the router, or with the 429 of a worker, which has no code.
+# Beside a burst, any request may be refused: by the router, or with the 429 or 503 of a worker, which has no code.
 OVERLOADED = {
     (429, "queue_full"),
     (429, "queue_slow"),
     (429, None),
+    (503, None),
     (503, "queue_timeout"),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.config import SMALL_MODEL
@@ -25,6 +25,7 @@ from mla_router.worker.model.quantization.choose import ONLINE
 from mla_router.worker.tree_shape import TreeShape
 from support import rank_engine
 from support.divisible import divisible_config
+from support.examples import examples
 from support.quantized_folders import Format, quantize_folder
 from support.rank_engine import RecordingEngine, engine_of_rank
 from support.ranks import ranks
@@ -124,7 +125,7 @@ def test_the_small_model_on_eight_ranks() -> None:
     compare(served(SMALL_MODEL, count=5), SMALL_MODEL, 8, 1)
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(st.data())
 def test_random_models_and_steps(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import xgrammar
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from mla_router.worker.grammar.specialize import MAX_STRINGS, specialize
+from support.examples import examples
 
 # Tokens that end strings, arrays and objects, and go on: what masks have to look ahead for.
 _MARKS = ['"', ",", "]", "}", ":", " ", "\n", "\\", "[", "{", "a", "1", "é"]
@@ -157,7 +158,7 @@ def test_masks_of_each_kind_of_schema(name: str, any_whitespace: bool) -> None:
     assert_same_masks(SCHEMAS[name], any_whitespace, *range(3))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(schemas(), st.booleans(), st.integers(0, 1000))
 def test_masks_of_random_schemas(schema: dict[str, Any], any_whitespace: bool, seed: int) -> None:
     assert_same_masks(schema, any_whitespace, seed)

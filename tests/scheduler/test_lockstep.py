@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.dp_group import LocalMailbox, dp_groups
@@ -19,6 +19,7 @@ from mla_router.worker.scheduler.step import Step
 from mla_router.worker.step.engine import Capacity
 from mla_router.worker.step.plan import GroupStep, StepPlan
 from support.dp_schedulers import DpScheduler, dp_schedulers, wait_idle
+from support.examples import examples
 from support.fake_engine import continuation
 from support.processes import wait_until
 from support.scripted_scheduler import generate
@@ -38,7 +39,7 @@ ARRIVALS = st.lists(
 
 
 @given(arrivals=ARRIVALS, size=st.integers(2, 3), overlap=st.booleans())
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 def test_random_requests(
     arrivals: list[tuple[int, int, int, float, str]], size: int, overlap: bool
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from mla_router.worker.messages import Generate
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.step.engine import Capacity
+from support.examples import examples
 from support.scripted_scheduler import generate
 
 PROMPTS = [[(i // 5 * k + i) % 3 for i in range(200)] for k in (0, 1)]
@@ -141,7 +141,7 @@ class MemoryMachine(RuleBasedStateMachine):
             self.memory.check(self.live)
 
 
-MemoryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+MemoryMachine.TestCase.settings = examples(80, stateful_step_count=50, deadline=None)
 TestMemory = MemoryMachine.TestCase
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
+from support.examples import examples
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, and all tokens up to the end of a page
 # Different pages, and a part of another page.
@@ -156,9 +156,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         assert self.cache.num_evictable == sum(not self.is_locked(p) for p in self.model)
 
 
-RadixCacheMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
-)
+RadixCacheMachine.TestCase.settings = examples(100, stateful_step_count=40, deadline=None)
 TestRadixCache = RadixCacheMachine.TestCase
 
 

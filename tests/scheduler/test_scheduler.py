@@ -6,12 +6,13 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToScheduler
 from mla_router.worker.scheduler import scheduler
 from mla_router.worker.step.engine import Capacity
+from support.examples import examples
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 from support.timed_engine import TimedEngine
@@ -216,7 +217,7 @@ _requests = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100, deadline=None)
 @given(
     requests=_requests, chunk_size=st.sampled_from([1, 7, 64]), page_size=st.sampled_from([1, 4])
 )

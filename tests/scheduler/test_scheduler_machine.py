@@ -6,13 +6,13 @@ turn. Without new requests, all requests finish.
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
 from mla_router.worker.step.engine import Capacity
+from support.examples import examples
 from support.fake_engine import VOCAB, continuation, logprob
 from support.faulty_engine import FaultyEngine
 from support.forcing_grammars import FORCING, forced_continuation
@@ -222,7 +222,5 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler.stop()
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=50, deadline=None
-)
+SchedulerMachine.TestCase.settings = examples(40, stateful_step_count=50, deadline=None)
 TestScheduler = SchedulerMachine.TestCase

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import MAX_OVERTAKEN, WINDOW, WaitingQueue
+from support.examples import examples
 from support.scripted_scheduler import generate, run
 
 
@@ -78,7 +79,7 @@ def test_lookups_do_not_grow_with_the_queue() -> None:
     assert len(queue.candidates(cached_tokens)) == len(looked) == WINDOW
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30, deadline=None)
 @given(
     ahead=st.integers(0, 40),
     steps=st.lists(st.integers(0, 8), min_size=100, max_size=300),

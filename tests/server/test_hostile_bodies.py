@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from mla_router.worker.server.http.body import MAX_VALUES
 from mla_router.worker.server.routes import ROUTES
+from support.examples import examples
 from support.fake_worker import FakeWorker
 from support.processes import post_json
 
@@ -380,7 +381,7 @@ json_values = st.recursive(
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_fields_never_break_it(worker: FakeWorker, path: str, data: st.DataObject) -> None:
     names = [
         "model", "messages", "prompt", "text", "input_ids", "sampling_params", "temperature",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.engine.engine import Engine
@@ -22,6 +22,7 @@ from mla_router.worker.step.plan import Admitted, PrefillChunk, StepPlan
 from support.attention import torch_attention
 from support.cached_rows import cached_rows, clear, put_back
 from support.checked_engine import CheckedEngine
+from support.examples import examples
 from support.fake_graphs import fake_decode_graphs
 from support.random_requests import random_script
 from support.scripted_scheduler import run
@@ -115,7 +116,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(requests=REQUESTS, seed=st.integers(0, 1000))
 def test_decode_rows_compute_the_same_as_chunks(
     engines: tuple[Engine, Engine], requests: list[tuple[int, int, bool]], seed: int

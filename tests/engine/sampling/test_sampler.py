@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -23,6 +23,7 @@ from transformers import (
 from mla_router.worker.generation import SamplingParams
 from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.step.result import NO_TOKEN
+from support.examples import examples
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks
@@ -113,7 +114,7 @@ def answer(
     return driver.contexts[slot][len(context[0]) :]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 1 << 32), cut=st.integers(1, 11))
 def test_the_tokens_of_a_request_depend_on_nothing_else(seed: int, cut: int) -> None:
     """They do not depend on the batch, the slot, or a continuation on another worker."""

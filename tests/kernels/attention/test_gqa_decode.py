@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.attention.decode_schedule import (
@@ -17,6 +17,7 @@ from mla_router.worker.kernels.attention.decode_tiling import MANY_KV_HEADS, Til
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
 from mla_router.worker.kernels.device import H200
 from support.corners import corners
+from support.examples import examples
 from support.paged_cache import expected_gqa, forget_rows_before, random_cache
 from support.sm90 import compile_sm90
 
@@ -109,7 +110,7 @@ def test_torch(
     )
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     lengths=LENGTHS,
     kv_heads=st.integers(1, 3),

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
 from mla_router.worker.kernels.device import H200
+from support.examples import examples
 from support.paged_cache import expected_attention, random_cache
 from support.sm90 import compile_sm90
 
@@ -80,7 +81,7 @@ def test_torch(lengths: list[int], heads: int, page_size: int, queries: int, see
     check(mla_decode, lengths, heads=heads, page_size=page_size, queries=queries, seed=seed)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     lengths=LENGTHS,
     page_size=st.sampled_from([1, 4, 16, 64]),

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     shared_prefixes,
 )
 from mla_router.worker.kernels.device import H200
+from support.examples import examples
 from support.paged_cache import PagedCache, expected_attention, random_cache
 from support.sm90 import compile_sm90
 
@@ -52,7 +53,7 @@ def in_runs(runs: list[tuple[list[int], int]], page_size: int, seed: int) -> Pag
 
 
 @pytest.mark.parametrize("find", [find_torch, find_triton])
-@settings(max_examples=30)
+@examples(30)
 @given(
     runs=RUNS,
     page_size=st.sampled_from([1, 4, 16]),
@@ -104,7 +105,7 @@ def found(paged: PagedCache, parts: int) -> SharedPrefixes:
 
 
 @pytest.mark.parametrize("op", [mla_decode, mla_decode_triton])
-@settings(max_examples=15)
+@examples(15)
 @given(
     runs=RUNS,
     page_size=st.sampled_from([4, 16]),

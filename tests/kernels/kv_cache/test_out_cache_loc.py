@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     window_cache_loc_triton,
 )
 from mla_router.worker.step.plan import RowKind
+from support.examples import examples
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -36,7 +37,7 @@ def place(table: Tensor, slot: int, position: int, page_size: int) -> int:
 
 
 @pytest.mark.parametrize("locate", [prompt_out_cache_loc_torch, prompt_out_cache_loc_triton])
-@settings(max_examples=20)
+@examples(20)
 @given(
     length=st.sampled_from([0, 1, 5, 128, 200]),
     spare=st.sampled_from([0, 1, 300]),
@@ -60,7 +61,7 @@ def test_where_a_prompt_lies(
 
 @pytest.mark.parametrize("op", [look_up_torch, look_up_triton])
 @pytest.mark.parametrize("given_tensors", [False, True])
-@settings(max_examples=20)
+@examples(20)
 @given(
     count=st.sampled_from([1, 5, 128, 300]),
     page_size=st.sampled_from([1, 16]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mla_router.worker.kernels.moe import align as module
 from mla_router.worker.kernels.moe.align import max_blocks, moe_align
+from support.examples import examples
 
 
 def check(ids: Tensor, experts: int, rows: int) -> None:
@@ -28,7 +29,7 @@ def check(ids: Tensor, experts: int, rows: int) -> None:
     assert blocks.pairs[: count * rows].tolist() == expected_pairs
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     tokens=st.integers(1, 60),
     experts=st.integers(1, 20),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.moe.routing import (
@@ -18,6 +18,7 @@ from mla_router.worker.kernels.moe.routing import (
     moe_routing_torch,
     moe_routing_triton,
 )
+from support.examples import examples
 from support.sm90 import compile_sm90
 
 Route = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -46,7 +47,7 @@ def chosen(
 
 
 @both
-@settings(max_examples=40)
+@examples(40)
 @given(
     sigmoid=st.booleans(),
     groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 3), (4, 4), (8, 3)]),

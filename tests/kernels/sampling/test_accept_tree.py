@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.sampling.accept_tree import accept_tree_torch, accept_tree_triton
 from mla_router.worker.step.result import NO_TOKEN, UNUSED
+from support.examples import examples
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -18,7 +19,7 @@ SLOTS = 9
 
 
 @pytest.mark.parametrize("op", [accept_tree_torch, accept_tree_triton])
-@settings(max_examples=40)
+@examples(40)
 @given(
     decodes=st.integers(0, 5),
     others=st.integers(0, 3),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.sampling.ngram import (
@@ -16,6 +16,7 @@ from mla_router.worker.kernels.sampling.ngram import (
     draft_ngrams_torch,
     draft_ngrams_triton,
 )
+from support.examples import examples
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -45,7 +46,7 @@ def looked_up(own: list[int], prompt: int, prediction: list[int], count: int) ->
 
 
 @pytest.mark.parametrize("op", [draft_ngrams_torch, draft_ngrams_triton])
-@settings(max_examples=40)
+@examples(40)
 @given(
     decodes=st.integers(0, 3),
     others=st.integers(0, 3),

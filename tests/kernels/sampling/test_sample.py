@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.kernels.sampling.sample import sample_torch, sample_triton, tiling
 from mla_router.worker.step.result import NO_TOKEN
 from support.drawing import draw as draw_tokens
+from support.examples import examples
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -38,7 +39,7 @@ def row_inputs(rows: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor
 
 
 @OPS
-@settings(max_examples=15)
+@examples(15)
 @given(
     rows=st.integers(0, 6),
     vocab_size=st.sampled_from([1, 31, 1024, 2500]),

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from mla_router.worker.kernels.sampling.top_threshold import (
     top_threshold_torch,
     top_threshold_triton,
 )
+from support.examples import examples
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -80,7 +81,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
 
 
 @OPS
-@settings(max_examples=10)
+@examples(10)
 @given(batch=batches())
 def test_the_same_tokens_stay_as_in_a_sorted_list(
     op: object, batch: tuple[Tensor, list[tuple[float, int, float, float]]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.schemas import APIOperation
@@ -20,6 +20,7 @@ from mla_router.worker.server.app import make_app
 from mla_router.worker.server.endpoints.openapi import document
 from mla_router.worker.server.routes import ROUTES
 from mla_router.worker.server.state import ServerState
+from support.examples import examples
 from support.fake_worker import FakeWorker
 from support.processes import EVENT_TIMEOUT_S, get_json
 
@@ -38,7 +39,7 @@ FIXED = [one for one in OPERATIONS if one not in DRAWN]
 
 @pytest.mark.parametrize("operation", DRAWN, ids=lambda operation: operation.label)
 @given(data=st.data())
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@examples(8, suppress_health_check=list(HealthCheck))
 def test_random_requests(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
@@ -48,7 +49,7 @@ def test_random_requests(
 
 @pytest.mark.parametrize("operation", FIXED, ids=lambda operation: operation.label)
 @given(data=st.data())
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@examples(4, suppress_health_check=list(HealthCheck))
 def test_requests_without_parameters(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
