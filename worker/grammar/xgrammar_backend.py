@@ -18,6 +18,7 @@ import xgrammar
 from mla_router.worker.grammar import json_schema, regex_syntax
 from mla_router.worker.grammar.blanks import BlankRun, BlankTokens
 from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
+from mla_router.worker.grammar.long_strings import MAX_REPETITIONS, divide
 from mla_router.worker.grammar.specialize import specialize
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
@@ -117,7 +118,7 @@ class Compiler:
         grammar = xgrammar.Grammar.from_json_schema(
             json_schema.prepare(schema), any_whitespace=self._any_whitespace
         )
-        return _ESCAPE.sub(_with_four_digits, specialize(str(grammar)))
+        return _ESCAPE.sub(_with_four_digits, divide(specialize(str(grammar))))
 
 
 class Matcher:
@@ -218,7 +219,9 @@ def _with_four_digits(escape: re.Match[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return _ORIGIN.sub("", str(error)).strip()
+    # A failed check of xgrammar has no text.
+    unknown = f"xgrammar cannot compile it, perhaps because a pattern repeats a part more than {MAX_REPETITIONS} times"
+    return _ORIGIN.sub("", str(error)).strip() or unknown
 
 
 def _is_json(node: dict[str, Any]) -> bool:
