@@ -153,9 +153,13 @@ def test_likely_tokens(client: openai.OpenAI, backend: tokenizers.Tokenizer, cou
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize(("max_tokens", "skip"), [(0, True), (1, True), (3, True), (3, False)])
 def test_echo_with_logprobs(
-    streaming: openai.OpenAI, backend: tokenizers.Tokenizer, max_tokens: int, stream: bool
+    streaming: openai.OpenAI,
+    backend: tokenizers.Tokenizer,
+    max_tokens: int,
+    skip: bool,
+    stream: bool,
 ) -> None:
     """lm-eval requests the likelihood of a given text in this way."""
     ids = backend.encode("Hello, cats 😀").ids
@@ -167,14 +171,15 @@ def test_echo_with_logprobs(
         echo=True,
         logprobs=2,
         stream=stream,
-        extra_body={"cache_salt": script(say=ids[1:])},
+        extra_body={"cache_salt": script(say=ids[1:]), "skip_special_tokens": skip},
     )
     # The chunks of a stream add up to the complete answer.
     chunks = [choice for part in answer for choice in part.choices] if stream else answer.choices
     for index, prompt in enumerate((ids, ids[:1])):
         parts = [choice for choice in chunks if choice.index == index]
         shown = prompt + ids[1 : 1 + max_tokens]
-        assert "".join(part.text for part in parts) == backend.decode(shown)
+        text = backend.decode(shown, skip_special_tokens=skip)
+        assert "".join(part.text for part in parts) == text
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         lists: dict[str, list[Any]] = defaultdict(list)
         for part in parts:
@@ -186,7 +191,10 @@ def test_echo_with_logprobs(
             None,
             *(likeliest(backend, token, 2) for token in shown[1:]),
         ]
-        before = [backend.decode(shown[:at]).rstrip("\ufffd") for at in range(len(shown))]
+        before = [
+            backend.decode(shown[:at], skip_special_tokens=skip).rstrip("\ufffd")
+            for at in range(len(shown))
+        ]
         assert lists["text_offset"] == [len(text) for text in before]
     if not stream:
         assert answer.usage.prompt_tokens == len(ids) + 1

@@ -45,6 +45,7 @@ class Wanted:
     details: Details
     echo: bool  # the text begins with the prompt
     no_answer: bool  # the response has only the prompt, not the generated token
+    skip_special_tokens: bool  # also in the prompt
 
 
 class CompletionChoice:
@@ -58,7 +59,9 @@ class CompletionChoice:
         self._details = wanted.details
         self._prompt = prompt
         self._prompt_logprobs: Logprobs | None = None
-        self._writer = CompletionLogprobWriter(tokenizer, wanted.details)
+        self._writer = CompletionLogprobWriter(
+            tokenizer, wanted.details, skip_special_tokens=wanted.skip_special_tokens
+        )
         self._text = [shown]
         self._after: int | None = None  # the first token of an echoed prompt; it has no logprob
         self._tokens = LoggedTokens()

@@ -116,6 +116,7 @@ def _wanted(body: CompletionRequest) -> Wanted:
         Details.of(body, body.logprobs),
         echo=bool(body.echo),
         no_answer=body.max_tokens == 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
     )
 
 
@@ -126,7 +127,9 @@ async def _choices(
     for prompt in prompts:
         shown = ""
         if wanted.echo:
-            shown = await asyncio.to_thread(service.tokenizer.decode_shown, prompt)
+            tokenizer = service.tokenizer
+            decode = tokenizer.decode_shown if wanted.skip_special_tokens else tokenizer.decode
+            shown = await asyncio.to_thread(decode, prompt)
         choices += [
             CompletionChoice(service.tokenizer, wanted, prompt, shown)
             for _ in range(wanted.computed)

@@ -115,10 +115,12 @@ def _prompt_logprobs(
 class CompletionLogprobWriter:
     """Writes logprobs in the form of /v1/completions, with the offset of each token in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, details: Details) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, details: Details, *, skip_special_tokens: bool = True
+    ) -> None:
         self._name_of = details.name_of(tokenizer)
         self._top = details.logprobs or 0
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
         self._offset = 0
 
     def skip(self, token_ids: Sequence[int]) -> None:
