@@ -38,5 +38,6 @@ def test_thoughts_are_free_and_the_answer_is_not(
     first = allowed(grammars, key, end)
     assert EOS_ID not in first
     assert len(first) < 60
+    assert TOKENIZER.encode("\xa0", add_special_tokens=False)[0] not in first
     assert EOS_ID in allowed(grammars, key, TOKENIZER.encode(sentence, add_special_tokens=False))
     grammars.close(key)

@@ -62,7 +62,9 @@ class Constraint:
     def after(self, marker: str) -> Constraint:
         """Returns the constraint that allows any text up to `marker` before the grammar: the reasoning of the model."""
         thoughts = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
-        elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, self.format]
+        # JSON's blanks, which the parser of answers drops
+        blanks = {"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}
+        elements = [thoughts, blanks, self.format]
         return structural_tag({"type": "sequence", "elements": elements}, self.field)
 
 
