@@ -26,14 +26,18 @@ def test_requests_follow_their_prefix(small_server: Running) -> None:
     prefixes = [tokens(320) for _ in range(6)]
 
     async def ask() -> list[list[client.Answer]]:
-        groups: list[list[client.Answer]] = [[] for _ in prefixes]
         async with client.session() as http:
-            for _ in range(3):
-                prompts = [prefix + tokens(20) for prefix in prefixes]
-                asked = (client.generate(http, small_server.url, prompt, 2) for prompt in prompts)
-                for group, answer in zip(groups, await asyncio.gather(*asked), strict=True):
-                    group.append(answer)
-        return groups
+
+            async def answer(prefix: list[int]) -> client.Answer:
+                return await client.generate(http, small_server.url, prefix + tokens(20), 2)
+
+            # At once, so that both workers get some. Then one after the other: a request may leave its prefix for a
+            # worker that is less busy.
+            firsts = await asyncio.gather(*(answer(prefix) for prefix in prefixes))
+            return [
+                [first, await answer(prefix), await answer(prefix)]
+                for first, prefix in zip(firsts, prefixes, strict=True)
+            ]
 
     groups = asyncio.run(ask())
     homes = [{answer.worker for answer in group} for group in groups]
