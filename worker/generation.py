@@ -33,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
     top_p: float = 1.0
-    min_p: float = 0.0  # least probability, relative to that of the most likely token
+    min_p: float = 0.0  # smallest probability of a token, as a share of the largest
     seed: int = 0
     repetition_penalty: float = 1.0  # for tokens in prompt or output (CTRL, arXiv:1909.05858)
     frequency_penalty: float = 0.0  # for each occurrence in the output

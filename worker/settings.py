@@ -63,8 +63,8 @@ class Settings:
     )
     dtype: str = _flag(
         "auto",
-        "dtype of weights and activations; auto: float32 on a CPU; on a GPU the checkpoint's, but bfloat16 for float32, for "
-        "which attention has no fast kernel",
+        "dtype of weights and activations; auto: float32 on a CPU; on a GPU the checkpoint's, or bfloat16 if that is float32: "
+        "fast attention kernels need 16 bits",
         choices=("auto", "float32", "bfloat16", "float16"),
         spelled={"half": "float16", "float": "float32"},
     )

@@ -33,13 +33,6 @@ CHUNKED: Flags = {
 }
 
 
-async def generate_all(url: str, prompts: list[list[int]]) -> list[client.Answer]:
-    async with client.session() as http:
-        return await asyncio.gather(
-            *(client.generate(http, url, p, NEW_TOKENS, return_logprob=True) for p in prompts)
-        )
-
-
 def check(
     case: str,
     url: str,
@@ -48,7 +41,7 @@ def check(
     cached: list[int] | None = None,
 ) -> None:
     """Sends all prompts at once. `cached`: the required number of cached tokens of each."""
-    answers = asyncio.run(generate_all(url, prompts))
+    answers = asyncio.run(client.generate_all(url, prompts, NEW_TOKENS))
     for i, (answer, reference) in enumerate(zip(answers, expected, strict=True)):
         where = f"{case}, prompt of {len(prompts[i])} (margin {reference.margin:.1e})"
         assert answer.status == 200, f"{where}: {answer.body}"

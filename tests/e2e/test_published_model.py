@@ -64,8 +64,8 @@ def test_tokens_and_logprobs_are_those_of_transformers(
     ]
     reference = Reference(folder)
     expected = [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
-    first = asyncio.run(generate_all(server.url, prompts))
-    again = asyncio.run(generate_all(server.url, prompts))
+    first = asyncio.run(client.generate_all(server.url, prompts, NEW_TOKENS))
+    again = asyncio.run(client.generate_all(server.url, prompts, NEW_TOKENS))
     for answer, continuation in zip([*first, *again], [*expected, *expected], strict=True):
         check(answer, continuation)
     assert all(answer.cached_tokens for answer in again)
@@ -76,13 +76,6 @@ def check(answer: client.Answer, expected: Continuation) -> None:
     assert answer.tokens == expected.tokens, f"margin {expected.margin:.1e}"
     pairs = zip(answer.logprobs, expected.logprobs, strict=True)
     assert max(abs(ours - theirs) for ours, theirs in pairs) <= TOLERANCE
-
-
-async def generate_all(url: str, prompts: list[list[int]]) -> list[client.Answer]:
-    async with client.session() as http:
-        return await asyncio.gather(
-            *(client.generate(http, url, p, NEW_TOKENS, return_logprob=True) for p in prompts)
-        )
 
 
 def test_answers_are_right(server: processes.Running) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,14 @@ async def generate(
     async with http.post(url + "/generate", json=body) as response:
         text = await response.text()
         return parse_answer(response.status, response.headers.get("x-mla-worker", ""), text)
+
+
+async def generate_all(url: str, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Answer]:
+    """Sends all prompts at once. The answers have logprobs."""
+    async with session() as http:
+        return await asyncio.gather(
+            *(generate(http, url, p, max_new_tokens, return_logprob=True) for p in prompts)
+        )
 
 
 def parse_answer(status: int, worker: str, text: str) -> Answer:

@@ -43,13 +43,14 @@ def choose_device(config: WorkerConfig) -> torch.device:
 def choose_dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
     """Returns the dtype of --dtype. "auto" is float32 on a CPU, because few CPUs are faster with 16 bits. On a GPU it is
     the model's dtype, but bfloat16 for float32: attention kernels need 16 bits."""
-    name = config.dtype
-    if name == "auto" and device.type == "cpu":
+    if config.dtype != "auto":
+        name = config.dtype
+    elif device.type == "cpu":
         name = "float32"
-    elif name == "auto" and model.dtype == "float32":
+    elif model.dtype == "float32":
         name = "bfloat16"
         logger.info("float32 checkpoint: served in bfloat16; --dtype float32 is exact and slow")
-    elif name == "auto":
+    else:
         name = model.dtype
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name

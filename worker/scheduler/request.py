@@ -60,7 +60,7 @@ class Request:
     message: Generate
     _: KW_ONLY
     arrival: int = 0  # sequence number: smaller is older
-    priority: int = 0  # that of the message, or 0 if priorities are disabled
+    priority: int = 0  # the message's priority; 0 if priorities are disabled
     tokens_per_row: int = 1  # maximum number of tokens of one decode step
 
     rid: str = field(init=False)
