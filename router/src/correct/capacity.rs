@@ -88,11 +88,11 @@ impl Capacity {
     }
 
     pub(super) fn grow(&mut self) -> bool {
-        self.restore((self.share * GROW).min(1.0))
+        self.set_share((self.share * GROW).min(1.0))
     }
 
-    /// Sets `share` again.
-    pub(super) fn restore(&mut self, share: f64) -> bool {
+    /// Sets the share of the cache.
+    pub(super) fn set_share(&mut self, share: f64) -> bool {
         self.share = share;
         self.resize()
     }

@@ -331,7 +331,7 @@ impl State {
         }
         let run = self.empty_run.take_if(|run| run.prompts == RESTART_RUN)?;
         // A restart, not a small cache: the capacity is restored. Prompts since the first one are cached again.
-        self.capacity.restore(run.share_before);
+        self.capacity.set_share(run.share_before);
         self.empties += 1;
         let had = std::mem::take(&mut self.has_hit);
         let finding = if had { Finding::Emptied } else { Finding::NoCache };
